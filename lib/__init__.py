@@ -1,0 +1,53 @@
+"""Inference Rooflines: a cost model of LLM inference whose every number explains itself.
+
+The table of contents: what notebooks, tests and your own code import. Each name lives in the module of its floor."""
+
+from .bounds import attention_intensity as attention_intensity
+from .bounds import critical_batch as critical_batch
+from .bounds import exact_critical_batch as exact_critical_batch
+from .bounds import half_throughput_batch as half_throughput_batch
+from .bounds import saturation_throughput as saturation_throughput
+from .bounds import step_floor as step_floor
+from .bounds import step_time as step_time
+from .breakdown import Breakdown as Breakdown
+from .breakdown import explain as explain
+from .chips import Chip as Chip
+from .chips import alternates as alternates
+from .chips import chip as chip
+from .chips import chip_names as chip_names
+from .chips import roofline as roofline
+from .claims import check as check
+from .claims import checks as checks
+from .claims import claims as claims
+from .elementwise import ceil as ceil
+from .elementwise import maximum as maximum
+from .elementwise import minimum as minimum
+from .formats import Format as Format
+from .formats import Precision as Precision
+from .forward import decode_step as decode_step
+from .forward import forward as forward
+from .forward import prefill as prefill
+from .mixers import GQA as GQA
+from .mixers import MLA as MLA
+from .mixers import Indexed as Indexed
+from .mixers import Recurrent as Recurrent
+from .mixers import Shared as Shared
+from .mixers import Windowed as Windowed
+from .models import FFN as FFN
+from .models import Block as Block
+from .models import Model as Model
+from .models import kv_bytes as kv_bytes
+from .models import model as model
+from .models import model_names as model_names
+from .network import all_gather as all_gather
+from .network import all_reduce as all_reduce
+from .network import all_to_all as all_to_all
+from .network import reduce_scatter as reduce_scatter
+from .server import Plan as Plan
+from .server import Server as Server
+from .server import fits as fits
+from .server import footprint as footprint
+from .server import max_batch as max_batch
+from .units import rounded as rounded
+from .units import show as show
+from .units import si as si

@@ -1,0 +1,120 @@
+"""One accelerator chip: how fast it computes, how fast it reads, whom it can reach; and one operation on it."""
+
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from .breakdown import slowest, term
+from .facts import known, quantity, sourced, table
+from .formats import HARDWARE
+from .network import Boardfly, Mesh, Switch, Torus
+from .units import si
+
+ALIASES = {"tpu7x": "ironwood", "v7x": "ironwood", "v5litepod": "v5e", "trillium": "v6e"}
+NETWORKS = {"torus": (Torus, ("link_bandwidth", "hop_latency", "axes", "wrap", "domain")),
+            "switch": (Switch, ("egress_bandwidth", "hop_latency", "domain")),
+            "mesh": (Mesh, ("link_bandwidth", "hop_latency", "domain")),
+            "boardfly": (Boardfly, ("egress_bandwidth", "hop_latency", "domain"))}
+
+
+@dataclass(frozen=True)
+class Chip:
+    """An accelerator. Capacities in B, bandwidths in B/s, dense peaks in FLOP/s (None: not multiplied natively).
+
+    `devices` is how many JAX devices one chip shows up as; `kv_bandwidth` the rate at which attention reads the cache, where
+    it was measured apart (None: as `hbm_bandwidth`); `price` USD per second; `uncertain` the fields whose source is doubtful."""
+
+    name: str
+    hbm_bytes: float
+    hbm_bandwidth: float
+    network: Torus | Switch | Mesh | Boardfly
+    bf16: float | None = None
+    f32: float | None = None
+    int8: float | None = None
+    fp8: float | None = None
+    int4: float | None = None
+    fp4: float | None = None
+    devices: int = 1
+    kv_bandwidth: float | None = None
+    price: float | None = None
+    uncertain: tuple[str, ...] = ()
+
+    def peak(self, format="bf16"):
+        """FLOP/s with both operands in that format. ValueError if the chip does not multiply it natively."""
+        rate = getattr(self, format) if format in HARDWARE else None
+        if rate is None:
+            native = ", ".join(name for name in HARDWARE if getattr(self, name) is not None)
+            raise ValueError(f"{self.name} does not multiply {format}, only: {native}. Weights may be stored in it: "
+                             f"they are upcast, and the math format is one of these")
+        return rate
+
+    def derate(self, compute=1.0, memory=1.0, network=1.0):
+        """The chip that software sees: peaks, memory and link bandwidth times the fraction it reaches."""
+        link = "link_bandwidth" if hasattr(self.network, "link_bandwidth") else "egress"
+        slower = replace(self.network, **{link: network * getattr(self.network, link)})
+        peaks = {name: compute * getattr(self, name) for name in HARDWARE if getattr(self, name) is not None}
+        return replace(self, hbm_bandwidth=memory * self.hbm_bandwidth, network=slower, **peaks)
+
+
+@cache
+def chip(name, **readings):
+    """The chip of that name ("v5e", "ironwood", "h100"), or of a TOML file ("mine.toml"). KeyError lists the names.
+
+    Source: data/chips.csv, the values marked primary. A reading takes one field as another source prints it:
+    chip("v5e", hbm_bandwidth="SB"); KeyError lists the sources that print the field."""
+    if str(name).endswith(".toml"):
+        return from_toml(name)
+    name = ALIASES.get(str(name).lower().removeprefix("tpu-"), str(name).lower().removeprefix("tpu-"))
+    known("chip", name, {row["chip"] for row in table("chips")} | set(ALIASES))
+    rows = [row for row in table("chips") if row["chip"] == name and row["role"] == "primary"]
+    uncertain = tuple(row["field"] for row in rows if row["confidence"] == "uncertain")
+    kind = next(row["value"] for row in rows if row["field"] == "network")
+    used = ("hbm_bytes", "hbm_bandwidth", *NETWORKS[kind][1], *HARDWARE, "devices", "price")
+    numbers = {row["field"]: si(row["value"], row["unit"]) for row in rows if row["field"] in used}
+    for field, source in readings.items():
+        printed = {key: row for row in table("chips") if (row["chip"], row["field"]) == (name, field) and row["value"]
+                   for key in row["source"].split("+")}
+        row = printed[known(f"source of {name}'s {field}", source, printed)]
+        numbers[field] = si(row["value"], row["unit"])
+    return _assembled(name, kind, numbers, uncertain)
+
+
+def from_toml(path):
+    """A chip of your own: `name`, `source`, `network` ("torus", "switch", "mesh", "boardfly") and quantities with units
+    ("3350 GB/s"). ValueError names what is missing or malformed."""
+    fields = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    sourced(fields.pop("source", None), str(path))
+    kind = known("network", fields.pop("network", ""), NETWORKS)
+    name = fields.pop("name", Path(path).stem)
+    counts = ("axes", "wrap", "domain", "devices")
+    return _assembled(name, kind, {key: value if key in counts else quantity(value) for key, value in fields.items()}, ())
+
+
+def _assembled(name, kind, numbers, uncertain):
+    noun, wants = NETWORKS[kind]
+    missing = [key for key in ("hbm_bytes", "hbm_bandwidth", *wants) if key not in numbers]
+    if missing or not any(key in numbers for key in HARDWARE):
+        raise ValueError(f"chip {name!r} lacks {', '.join(missing) or 'a peak in any of ' + ', '.join(HARDWARE)}")
+    bad = [key for key, value in numbers.items() if not value > 0]
+    if bad:
+        raise ValueError(f"chip {name!r}: {', '.join(bad)} must be positive")
+    network = noun(*[int(numbers[key]) if key in ("axes", "wrap", "domain") else numbers[key] for key in wants])
+    plain = {key: numbers[key] for key in (*HARDWARE, "kv_bandwidth", "price") if key in numbers}
+    return Chip(name, numbers["hbm_bytes"], numbers["hbm_bandwidth"], network, devices=int(numbers.get("devices", 1)),
+                uncertain=uncertain, **plain)
+
+
+def chip_names():
+    """Names of all chips, in the order of the data file."""
+    return tuple(dict.fromkeys(row["chip"] for row in table("chips")))
+
+
+def alternates(name):
+    """Rows of data/chips.csv in which sources give the chip another value than the chosen one."""
+    return [row for row in table("chips") if row["chip"] == chip(name).name and row["role"] == "alt"]
+
+
+def roofline(name, flops, bytes, chip, math="bf16", bandwidth=None):
+    """Seconds of one operation: its arithmetic (FLOP) or its memory traffic (B), whichever takes longer."""
+    return slowest(name, term("compute", flops / chip.peak(math)), term("memory", bytes / (bandwidth or chip.hbm_bandwidth)))

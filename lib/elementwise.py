@@ -1,0 +1,68 @@
+"""The three helpers that formulas may use beside operators, and the check at the door.
+
+They take floats, NumPy arrays, JAX arrays and tracers, SymPy symbols and Pint quantities. Whichever library an input comes
+from is imported already, so none is imported here."""
+
+import math
+import sys
+from functools import reduce
+
+NUMBERS = (int, float)
+
+
+def _library(xs):
+    """The module whose `maximum` fits the inputs; None for plain numbers."""
+    for x in xs:
+        if isinstance(x, NUMBERS):
+            continue
+        for name, kind, namespace in (("sympy", "Basic", "sympy"), ("jax", "Array", "jax.numpy")):
+            if name in sys.modules and isinstance(x, getattr(sys.modules[name], kind)):
+                return sys.modules[namespace]
+    return None if all(isinstance(x, NUMBERS) for x in xs) else sys.modules["numpy"]
+
+
+def _joined(xs, plain, symbolic, elementwise):
+    library = _library(xs)
+    if library is None:
+        return plain(xs)
+    if library.__name__ == "sympy":
+        return getattr(library, symbolic)(*xs)
+    return reduce(getattr(library, elementwise), xs)
+
+
+def maximum(*xs):
+    """The largest of its inputs, elementwise; all of one unit."""
+    return _joined(xs, max, "Max", "maximum")
+
+
+def minimum(*xs):
+    """The smallest of its inputs, elementwise; all of one unit."""
+    return _joined(xs, min, "Min", "minimum")
+
+
+def ceil(x):
+    """`x` rounded up, elementwise."""
+    library = _library((x,))
+    return math.ceil(x) if library is None else getattr(library, "ceiling" if library.__name__ == "sympy" else "ceil")(x)
+
+
+def positive(name, x, zero=False):
+    """`x` if it can be a count or a size, as a float or a float array; ValueError naming the rule otherwise.
+
+    Only concrete numbers are looked at: tracers, symbols and quantities pass as they are."""
+    if isinstance(x, bool | str | bytes | None):
+        raise ValueError(f"{name} must be a positive number, got {x!r}")
+    if isinstance(x, NUMBERS):
+        if not (x > 0 or zero and x == 0) or x == math.inf:
+            raise ValueError(f"{name} must be finite and {'not negative' if zero else 'positive'}, got {x}")
+        return x
+    if isinstance(x, list | tuple):
+        import numpy
+        x = numpy.asarray(x)
+    if getattr(x, "dtype", None) is not None and type(x).__module__.partition(".")[0] in ("numpy", "xarray"):
+        if x.dtype.kind not in "iuf":
+            raise ValueError(f"{name} must hold numbers, got an array of {x.dtype}")
+        if x.size == 0 or not (x >= 0 if zero else x > 0).all() or (x == math.inf).any():
+            raise ValueError(f"every {name} must be finite and {'not negative' if zero else 'positive'}")
+        return x if x.dtype.kind == "f" else x.astype(float)
+    return x.astype(float) if hasattr(x, "astype") else x

@@ -1,0 +1,80 @@
+"""Time of one pass through a model: prefill, decode and verification of drafts are its corners.
+
+A floor: nominal peaks, each operation's arithmetic and memory traffic perfectly overlapped, operations one after the other.
+An operation reads its inputs and writes its outputs once; inside attention the scores stay on the chip. The logits are
+computed for the last token of each sequence. Left out: norms' and softmax's own arithmetic, launches, sampling."""
+
+from dataclasses import replace
+
+from .breakdown import slowest, term, total
+from .chips import roofline
+from .elementwise import NUMBERS, positive
+from .network import all_gather, all_reduce, all_to_all, reduce_scatter
+from .server import footprint, kv_share
+from .units import show
+
+
+def forward(server, batch, new, context):
+    """Seconds in which `batch` sequences each push `new` tokens through the model after `context` cached ones.
+
+    A Breakdown; its `fits` is False, or a mask, where the caches do not fit the HBM, and its text says so.
+    ValueError if batch or new are not positive or context is negative. Source: formulas 7.2 and 7.3, per operation."""
+    batch, new, context = positive("batch", batch), positive("new", new), positive("context", context, zero=True)
+    chip, model, X, precision = server.chip, server.model, server.plan.tensor, server.precision
+    D, tokens, a = model.d_model, batch * new, precision.activations.bytes
+    table, b_E, b_V = D * model.vocab / X, precision.of("embedding").bytes, precision.of("head").bytes
+    blocks = [_layer(server, block, copies, batch, new, context) * block.layers
+              for block, copies in zip(model.blocks, server.kv_slices, strict=True)]
+    embed = slowest("embed", term("memory", tokens * D * (b_E + a) / X / chip.hbm_bandwidth))   # rows looked up, not multiplied
+    unembed = roofline("unembed", 2 * batch * table, b_V * table + a * batch * (D + model.vocab / X), chip, precision.math)
+    return _said(server, total("forward", embed, *blocks, unembed), batch, context + new)
+
+
+def _layer(server, block, copies, batch, new, context):
+    chip, mixer, ffn, X, D = server.chip, block.mixer, block.ffn, server.plan.tensor, server.model.d_model
+    stored = block.precision or server.precision
+    a, b_kv, math, tokens = stored.activations.bytes, stored.kv.bytes, stored.math, batch * new
+    b_A, b_F = stored.of("attention").bytes, stored.of("ffn").bytes
+    projected, values, common, expert = mixer.params(D, X), mixer.width() / X, ffn.common(D, X), ffn.expert(D) / X
+    hidden = ffn.matrices * (ffn.top_k * ffn.d_ff + ffn.d_shared) / X
+    sequences, share = kv_share(server, mixer, batch)
+    cache = sequences * share * (mixer.read(new, context, b_kv) + mixer.write(new, b_kv))
+    heads = X if server.plan.kv != "batch" else mixer.ways(X)
+    return total(block.name,
+        roofline("projections", 2 * tokens * projected, b_A * projected + a * tokens * (2 * D + values), chip, math),
+        roofline("attention", sequences * mixer.flops(new, context) / heads, cache + a * tokens * values, chip, math,
+                 chip.kv_bandwidth),
+        roofline("ffn", 2 * tokens * (ffn.top_k * expert + common),
+                 b_F * (ffn.touched(tokens) * expert + common) + a * tokens * (2 * D * ffn.top_k + hidden), chip, math),
+        *_collectives(server, mixer, copies, a * tokens))
+
+
+def _collectives(server, mixer, copies, token_bytes):
+    """What the chips exchange in a layer: Megatron's two all-reduces, and what a cache cut beyond the KV heads costs."""
+    X = server.plan.tensor
+    yield all_reduce(token_bytes * server.model.d_model, X, server.slice) * 2
+    wide = token_bytes * mixer.width() / mixer.ways(X)      # queries and outputs of the heads that `copies` share
+    if server.plan.kv == "batch":                           # queries to the chip that holds their sequence, outputs back
+        yield all_to_all(wide / 2, copies.chips, copies) * 2
+    if server.plan.kv == "sequence":                        # every part sees all queries, then partial outputs are merged
+        yield all_gather(wide / 2, copies.chips, copies)
+        yield reduce_scatter(wide / 2, copies.chips, copies)
+
+
+def _said(server, result, batch, context):
+    held, room = footprint(server, batch, context).value, server.chip.hbm_bytes
+    fits = held <= room
+    note = ""
+    if isinstance(held, NUMBERS) and isinstance(room, NUMBERS) and not fits:
+        note = f"does not fit: {show(held, 'B')} a chip of {show(room, 'B')}"
+    return replace(result, fits=fits, note=note)
+
+
+def prefill(server, batch, prompt):
+    """Seconds in which `batch` prompts of `prompt` tokens each are read in one pass."""
+    return forward(server, batch, new=prompt, context=0)
+
+
+def decode_step(server, batch, context):
+    """Seconds in which each of `batch` sequences with `context` cached tokens gains one token."""
+    return forward(server, batch, new=1, context=positive("context", context))

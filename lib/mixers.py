@@ -1,0 +1,227 @@
+"""What mixes tokens in a layer: attention in its kinds, and what it keeps per sequence.
+
+Mixers (GQA, MLA, Windowed, Indexed, Shared, Recurrent) are interchangeable; each answers, for one layer:
+  params(D, X=1)          parameters that one of X tensor-parallel chips holds
+  flops(T, S, most=None)  FLOPs of T new tokens after S cached ones, beyond the weights; a query sees `most` tokens at most
+  cache(S, b)             bytes that a sequence of S tokens keeps, at b bytes a value
+  read(T, S, b)           bytes of it that a pass of T new tokens reads
+  write(T, b)             bytes that T new tokens add or rewrite
+  ways(X)                 how many of X chips hold different parts of the cache
+  width()                 query and output values of one token
+D is the model width. Sources: Scaling Book chapter 4 for GQA, DeepSeek-V2 for MLA, DeepSeek-V3.2 for Indexed."""
+
+from dataclasses import dataclass
+
+from .elementwise import maximum, minimum
+
+
+def pairs(new, context, most=None):
+    """Query-key pairs of `new` causal tokens after `context` cached ones: token i sees context + i, at most `most`."""
+    if most is None:
+        return new * (context + (new + 1) / 2)
+    growing = minimum(maximum(most - context, 0), new)      # tokens that do not see `most` yet
+    return growing * (context + (growing + 1) / 2) + (new - growing) * most
+
+
+@dataclass(frozen=True)
+class GQA:
+    """Grouped-query attention. n_kv_heads = n_heads is MHA, 1 is MQA; values may be narrower than keys."""
+
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_value: int | None = None
+    extra: int = 0
+
+    def _value(self):
+        return self.d_head if self.d_value is None else self.d_value
+
+    def params(self, D, X=1):
+        N, K, H, Hv = self.n_heads, self.n_kv_heads, self.d_head, self._value()
+        return D * N * (H + Hv) / X + D * K * (H + Hv) / self.ways(X) + self.extra / X
+
+    def flops(self, new, context, most=None):
+        return 2 * self.n_heads * (self.d_head + self._value()) * pairs(new, context, most)
+
+    def cache(self, context, b):
+        return b * self.n_kv_heads * (self.d_head + self._value()) * context
+
+    def read(self, new, context, b):
+        return self.cache(context, b)
+
+    def write(self, new, b):
+        return self.cache(new, b)
+
+    def ways(self, X):
+        return minimum(self.n_kv_heads, X)
+
+    def width(self):
+        return self.n_heads * (self.d_head + self._value())
+
+
+@dataclass(frozen=True)
+class MLA:
+    """Multi-head latent attention: one latent a token, shared by all heads, serves as keys and values.
+
+    A pass may absorb the up-projection into queries and outputs (cheap to cache, what decode does) or expand the latents into
+    keys and values (what prefill does); the model takes the cheaper of the two."""
+
+    n_heads: int
+    q_rank: int | None
+    kv_rank: int
+    d_rope: int
+    d_nope: int
+    d_value: int
+    extra: int = 0
+
+    def params(self, D, X=1):
+        N, r, wide = self.n_heads, self.kv_rank, self.d_nope + self.d_rope
+        query = D * N * wide / X if self.q_rank is None else D * self.q_rank + self.q_rank * N * wide / X
+        return query + D * (r + self.d_rope) + r * N * (self.d_nope + self.d_value) / X + N * self.d_value * D / X + self.extra
+
+    def flops(self, new, context, most=None):
+        N, r, seen = self.n_heads, self.kv_rank, pairs(new, context, most)
+        absorbed = 2 * N * (2 * r + self.d_rope) * seen
+        expanded = 2 * N * (self.d_nope + self.d_rope + self.d_value) * seen
+        return minimum(absorbed, expanded + 2 * r * N * (self.d_nope + self.d_value) * context)
+
+    def cache(self, context, b):
+        return b * (self.kv_rank + self.d_rope) * context
+
+    def read(self, new, context, b):
+        return self.cache(context, b)
+
+    def write(self, new, b):
+        return self.cache(new, b)
+
+    def ways(self, X):
+        return 1
+
+    def width(self):
+        return self.n_heads * (self.d_nope + self.d_rope + self.d_value)
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """A mixer whose tokens see the last `window` tokens only, and which keeps no more."""
+
+    inner: GQA | MLA
+    window: int
+
+    def params(self, D, X=1):
+        return self.inner.params(D, X)
+
+    def flops(self, new, context, most=None):
+        return self.inner.flops(new, minimum(context, self.window), self.window)
+
+    def cache(self, context, b):
+        return self.inner.cache(minimum(context, self.window), b)
+
+    def read(self, new, context, b):
+        return self.inner.read(new, minimum(context, self.window), b)
+
+    def write(self, new, b):
+        return self.inner.write(minimum(new, self.window), b)
+
+    def ways(self, X):
+        return self.inner.ways(X)
+
+    def width(self):
+        return self.inner.width()
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """Sparse attention: an indexer scores every cached token with small keys of its own, attention reads the best few."""
+
+    inner: GQA | MLA
+    index_heads: int
+    index_width: int
+    index_top_k: int
+    extra: int = 0
+
+    def params(self, D, X=1):
+        rank = D if self.inner.q_rank is None else self.inner.q_rank
+        indexer = self.index_heads * self.index_width * rank + D * (self.index_width + self.index_heads)
+        return self.inner.params(D, X) + indexer + self.extra
+
+    def flops(self, new, context, most=None):
+        scores = 2 * self.index_heads * self.index_width * pairs(new, context)
+        return self.inner.flops(new, context, self.index_top_k) + scores
+
+    def cache(self, context, b):
+        return self.inner.cache(context, b) + b * self.index_width * context
+
+    def read(self, new, context, b):
+        return self.inner.read(new, minimum(context, new * self.index_top_k), b) + b * self.index_width * context
+
+    def write(self, new, b):
+        return self.inner.write(new, b) + b * self.index_width * new
+
+    def ways(self, X):
+        return self.inner.ways(X)
+
+    def width(self):
+        return self.inner.width()
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A mixer that attends to the cache of an earlier layer: it reads that cache, keeps none and projects no keys or values."""
+
+    inner: GQA
+
+    def params(self, D, X=1):
+        keys_and_values = D * self.inner.cache(1, 1)
+        return self.inner.params(D, X) - keys_and_values / self.ways(X)
+
+    def flops(self, new, context, most=None):
+        return self.inner.flops(new, context, most)
+
+    def cache(self, context, b):
+        return 0 * context
+
+    def read(self, new, context, b):
+        return self.inner.read(new, context, b)
+
+    def write(self, new, b):
+        return 0 * new
+
+    def ways(self, X):
+        return self.inner.ways(X)
+
+    def width(self):
+        return self.inner.width()
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """A mixer with a state of fixed size instead of a growing cache (linear attention, state space): `state` bytes a sequence in
+    the state's own format, `state_flops` FLOPs a token on it, `n_heads` heads that may be split."""
+
+    weights_per_layer: int
+    state: float
+    state_flops: float
+    n_heads: int = 1
+    d_head: int = 0
+
+    def params(self, D, X=1):
+        return self.weights_per_layer / X
+
+    def flops(self, new, context, most=None):
+        return self.state_flops * new
+
+    def cache(self, context, b):
+        return self.state
+
+    def read(self, new, context, b):
+        return self.state
+
+    def write(self, new, b):
+        return self.state
+
+    def ways(self, X):
+        return minimum(self.n_heads, X)
+
+    def width(self):
+        return 2 * self.n_heads * self.d_head

@@ -1,0 +1,219 @@
+"""The closed forms of the source chapter: tables of formulas.md and claims, reproduced."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import CHIPS, FORMATS, MATH
+
+from lib.bounds import (
+    attention_intensity,
+    critical_batch,
+    exact_critical_batch,
+    half_throughput_batch,
+    saturation_throughput,
+    step_floor,
+    step_time,
+)
+from lib.breakdown import explain
+from lib.chips import chip
+from lib.models import kv_bytes, model
+
+CRITICAL = [  # formulas.md T1 and issue 2, section 3: chip, weights, math, tokens
+    ("v4", "bf16", "bf16", 229), ("v5e", "bf16", "bf16", 241), ("v5e", "int8", "bf16", 120), ("v5e", "int4", "bf16", 60), ("v5e", "int8", "int8", 241),
+    ("v5e", "int4", "int8", 120), ("v5e", "int4", "int4", 241), ("v5p", "bf16", "bf16", 166), ("v5p", "int8", "bf16", 83),
+    ("v5p", "int4", "bf16", 42), ("v5p", "int8", "int8", 166), ("v6e", "bf16", "bf16", 560), ("v6e", "int8", "bf16", 280),
+    ("v6e", "int4", "bf16", 140), ("v6e", "fp8", "fp8", 280), ("v6e", "int8", "int8", 560), ("ironwood", "bf16", "bf16", 313),
+    ("ironwood", "fp8", "bf16", 156), ("ironwood", "int8", "bf16", 156), ("ironwood", "int4", "bf16", 78), ("ironwood", "fp8", "fp8", 313),
+    ("ironwood", "int4", "fp8", 156), ("h100", "bf16", "bf16", 295), ("h100", "int8", "bf16", 148), ("h100", "int4", "bf16", 74),
+    ("h100", "fp8", "fp8", 295), ("tpu8i", "fp4", "fp4", 294),
+]
+
+
+@pytest.mark.parametrize(("name", "weights", "math", "expected"), CRITICAL)
+def test_critical_batches(name, weights, math, expected):
+    """(b/2) C/W with C the peak of the format that is multiplied (v4 at the 1,200 GB/s chosen here: 275e12/1.2e12 = 229)."""
+    assert expected == round(critical_batch(chip(name), weights, math).value)
+
+
+def test_two_fifty_is_only_v5e():
+    """The universal 240 differs by chip: 8.2e11 B/s as the Scaling Book rounds it gives 240.2 (claim S-001)."""
+    assert 240.24 == round(critical_batch(replace(chip("v5e"), hbm_bandwidth=8.2e11)).value, 2)
+
+
+@pytest.mark.parametrize(("math", "name"), [("int8", "ironwood"), ("fp8", "v5e"), ("int5", "v5e"), ("f16", "v5e")])
+def test_critical_batch_of_math_that_is_not_there(math, name):
+    """ValueError, not the wrong peak."""
+    with pytest.raises(ValueError, match="does not multiply"):
+        critical_batch(chip(name), "int8", math)
+
+
+def test_critical_batch_of_an_unknown_format():
+    """KeyError lists the formats."""
+    with pytest.raises(KeyError, match="known: bf16"):
+        critical_batch(chip("v5e"), "int5")
+
+
+V5E_OF_THE_BOOK = replace(chip("v5e"), hbm_bandwidth=8.2e11)
+
+
+@pytest.mark.parametrize(("ways", "expected"), [(1, 250), (8, 266), (16, 287), (32, 342), (64, 553)])
+def test_exact_critical_batch_under_tensor_parallelism(ways, expected):
+    """D = 8192, F = 28672 split: the smaller the matrix, the more its activations weigh (formulas.md T3, W = 8.2e11)."""
+    assert expected == round(exact_critical_batch(V5E_OF_THE_BOOK, 8192, 28672 / ways).value)
+
+
+def test_exact_critical_batch_of_the_microbenchmark():
+    """D = 8192, F = 32768 / 4: 255 (claim B7-114)."""
+    assert 255.213 == round(exact_critical_batch(V5E_OF_THE_BOOK, 8192, 32768 / 4).value, 3)
+
+
+def test_exact_critical_batch_of_a_matrix_too_small():
+    """At 128 ways F/Y = 224 < C/W: activations alone take longer than the arithmetic, at any batch."""
+    with pytest.raises(ValueError, match="not compute-bound at any batch on v5e"):
+        exact_critical_batch(chip("v5e"), 8192, 28672 / 128)
+
+
+def test_exact_critical_batch_meets_compute_and_memory():
+    """At that batch both times of the matmul, activations included, are equal."""
+    one, D, F = chip("v5e"), 8192, 3584
+    B = exact_critical_batch(one, D, F).value
+    assert 2 * B * D * F / one.bf16 == pytest.approx((2 * D * F + 2 * B * (D + F)) / one.hbm_bandwidth)
+
+
+def test_exact_critical_batch_tends_to_the_wide_limit():
+    """Activations vanish beside weights of 10^9 x 10^9."""
+    assert critical_batch(chip("v5e")).value == pytest.approx(exact_critical_batch(chip("v5e"), 1e9, 1e9).value, rel=1e-6)
+
+
+@pytest.mark.parametrize(("group", "context", "expected"), [
+    (8, 8192, 7.9922),      # claim S-002
+    (1, 8192, 0.999878),    # claim B7-008
+])
+def test_attention_intensity_of_the_claims(group, context, expected):
+    """S G / (S + G) at 16 bits."""
+    assert expected == float(f"{attention_intensity(group, context).value:.6g}")
+
+
+@pytest.mark.parametrize(("group", "kv", "new", "expected"), [
+    (8, "bf16", 1, 8), (8, "fp8", 1, 16), (1, "bf16", 1, 1), (8, "bf16", 5, 40), (16, "int4", 5, 320)])
+def test_attention_intensity_limits(group, kv, new, expected):
+    """2 G (k+1) / b_kv for long contexts: 320 FLOP/B at G = 16, int4 and 4 drafts (formulas.md, trap 6)."""
+    assert expected == pytest.approx(attention_intensity(group, 1e12, new, kv).value, rel=1e-6)
+
+
+SB7 = replace(chip("v5e"), hbm_bandwidth=0.82e12)
+T4 = [  # batch; MHA step ms, tok/s; GQA step ms, tok/s
+    (1, 4.98, 200.61, 4.17, 239.94), (8, 12.13, 659.30, 5.60, 1429.19), (16, 20.30, 787.99, 7.23, 2212.48),
+    (32, 36.65, 873.21, 10.50, 3047.62), (64, 69.33, 923.13, 17.04, 3756.62), (240, 249.09, 963.53, 52.99, 4529.34)]
+
+
+@pytest.mark.parametrize(("batch", "mha_ms", "mha_rate", "gqa_ms", "gqa_rate"), T4)
+def test_llama_2_13b_on_eight_v5e(batch, mha_ms, mha_rate, gqa_ms, gqa_rate):
+    """Steps and throughputs of both 13B tables: KV 6.7 or 1.34 GB, P 26 GB, W 8 x 0.82e12 (formulas.md T4)."""
+    mha, gqa = (step_floor(SB7, 8, 13e9, kv, batch).value for kv in (6.7e9, 1.34e9))
+    assert (mha_ms, gqa_ms) == (round(mha * 1e3, 2), round(gqa * 1e3, 2))
+    assert (mha_rate, gqa_rate) == (round(batch / mha, 2), round(batch / gqa, 2))
+
+
+def test_step_time_is_its_floor_until_the_batch_is_critical():
+    """Batch 240 of the 13B tables is just below 240.24: the matmuls still wait for their weights; 241 is above."""
+    below, above = (step_time(SB7, 8, 13e9, 6.7e9, batch) for batch in (240, 241))
+    assert (step_floor(SB7, 8, 13e9, 6.7e9, 240).value, "memory", "compute") == (
+        below.value, below["matmuls"].bound, above["matmuls"].bound)
+
+
+@pytest.mark.parametrize(("weights", "kv", "expected"), [
+    ("bf16", "bf16", 14.03), ("fp8", "bf16", 12.83), ("bf16", "fp8", 8.21), ("fp8", "fp8", 7.01)])
+def test_the_70b_example_above(weights, kv, expected):
+    """8 Ironwood, batch 64, 32,768 tokens, P = 70.55e9: 14.0 to 7.0 ms (formulas.md T5)."""
+    cache = kv_bytes(model("llama-3-70b"), 32768, kv)
+    assert expected == round(1e3 * step_time(chip("ironwood"), 8, 70.55e9, cache, 64, weights).value, 2)
+
+
+def test_two_thirds_of_the_example_is_cache():
+    """83 % of the 14.03 ms is KV (formulas.md T5)."""
+    step = step_time(chip("ironwood"), 8, 70.55e9, kv_bytes(model("llama-3-70b"), 32768), 64)
+    assert 83 == round(100 * step["attention"].value / step.value)
+
+
+def test_the_pop_quiz():
+    """30B int8 on 16 v5e at 8.1e11 B/s, 100 kB a token: 2.57 ms at batch 4, 21.05 ms at 256 (claims B7-010, B7-011)."""
+    one, kv = replace(chip("v5e"), hbm_bandwidth=8.1e11), 100e3 * 8192
+    assert (2.56759, 21.0509) == tuple(
+        float(f"{1e3 * step_time(one, 16, 30e9, kv, batch, 'int8').value:.6g}") for batch in (4, 256))
+
+
+def test_the_32_sequence_step():
+    """70 GB of weights and 41.9 GB of KV on 8 v5e at 8.1e11 B/s: 17.28 ms (claim B8-011)."""
+    one = replace(chip("v5e"), hbm_bandwidth=8.1e11)
+    assert 17.28 == round(1e3 * step_floor(one, 8, 70e9, 41.98e9 / 32, 32, "int8").value, 2)
+
+
+@pytest.mark.parametrize(("context", "batch", "rate"), [(8192, 52.6, 21_994), (32768, 13.1, 5_499), (131072, 3.3, 1_375)])
+def test_half_throughput_and_saturation_of_70b(context, batch, rate):
+    """P_bytes / KV and N W / KV on 8 Ironwood (formulas.md, section 5)."""
+    kv = kv_bytes(model("llama-3-70b"), context)
+    assert batch == round(half_throughput_batch(70.55e9, kv).value, 1)
+    assert rate == round(saturation_throughput(chip("ironwood"), 8, kv).value)
+
+
+def test_saturation_of_the_13b_tables():
+    """979 and 4,896 tok/s on 8 v5e at 8.2e11 (claims B7-045, B7-069; the first is 979.1)."""
+    assert (979, 4896) == tuple(round(saturation_throughput(SB7, 8, kv).value) for kv in (6.7e9, 1.34e9))
+
+
+def test_attention_is_read_at_its_own_rate_where_measured():
+    """A chip whose cache streams at half the rate spends twice as long on it, and saturates at half the throughput."""
+    full = chip("ironwood")
+    slow = replace(full, kv_bandwidth=full.hbm_bandwidth / 2)
+    steps = [step_time(c, 8, 70.55e9, 1e9, 64) for c in (full, slow)]
+    assert [2.0, 1.0] == [steps[1][part].value / steps[0][part].value for part in ("attention", "matmuls")]
+    assert 0.5 == saturation_throughput(slow, 8, 1e9).value / saturation_throughput(full, 8, 1e9).value
+
+
+@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), "1", None, True, [1, 0], []], ids=repr)
+def test_inputs_that_are_no_sizes(bad):
+    """ValueError names the input, in every closed form."""
+    one = chip("v5e")
+    for name in ("n", "params", "kv", "batch"):
+        sizes = {**dict(n=8, params=1e9, kv=1e6, batch=4), name: bad}
+        for f in (step_time, step_floor):
+            with pytest.raises(ValueError, match=name):
+                f(one, **sizes)
+    for name, f in (("n", lambda x: saturation_throughput(one, x, 1)), ("kv", lambda x: saturation_throughput(one, 8, x)),
+                    ("params", lambda x: half_throughput_batch(x, 1)), ("kv", lambda x: half_throughput_batch(1, x)),
+                    ("group", lambda x: attention_intensity(x, 1)), ("context", lambda x: attention_intensity(1, x)),
+                    ("new", lambda x: attention_intensity(1, 1, x)), ("d_in", lambda x: exact_critical_batch(one, x, 9e9)),
+                    ("d_out", lambda x: exact_critical_batch(one, 9e9, x))):
+        with pytest.raises(ValueError, match=name):
+            f(bad)
+
+
+def test_sweeps_have_the_broadcast_shape():
+    """Batch down, context across; lists are arrays."""
+    kv = kv_bytes(model("llama-3-70b"), np.array([8192, 32768]))
+    swept = step_time(chip("ironwood"), 8, 70.55e9, kv, np.array([[1], [64], [512]], np.int32))
+    one = step_time(chip("ironwood"), 8, 70.55e9, float(kv[1]), 64)
+    assert ((3, 2), one.value) == (swept.value.shape, swept.value[1, 1])
+    np.testing.assert_array_equal(step_time(chip("v5e"), 8, 1e9, 1e6, [1, 2]).value,
+                                  step_time(chip("v5e"), 8, 1e9, 1e6, np.array([1, 2])).value)
+
+
+def test_explain_prints_the_formulas_of_the_chapter():
+    """7.2 in its letters: B KV / (X W) + max(2 B P / (X C), b P / (X W))."""
+    told = explain(step_time, chip=chip("ironwood"), n=8, params=70.55e9, kv=1e9, batch=64)
+    assert {"B*KV/(W_hbm*X)", "2*B*P/(C*X)"} <= {str(row[-1]) for row in told.rows()}
+
+
+@given(st.sampled_from(sorted(CHIPS)), st.sampled_from(FORMATS), st.integers(1, 64), st.floats(1e6, 1e13), st.floats(1, 1e12),
+       st.integers(1, 10**6), st.data())
+def test_no_step_beats_its_floor(name, weights, n, params, kv, batch, data):
+    """And below the critical batch the two are equal."""
+    math = data.draw(st.sampled_from(MATH[name]))
+    step, floor = (f(CHIPS[name], n, params, kv, batch, weights, *more) for f, more in ((step_time, (math,)), (step_floor, ())))
+    assert step.value >= floor.value * (1 - 1e-12)
+    if batch < critical_batch(CHIPS[name], weights, math).value * (1 - 1e-9):
+        assert step.value == pytest.approx(floor.value, rel=1e-12)
