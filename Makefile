@@ -23,7 +23,8 @@ help: ## list the targets
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "The book needs Python 3.11 or newer, and '$(PYTHON)' is not: try 'make PYTHON=python3.12 ...'." >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@# Also where making it was interrupted, or its Python has since been removed.
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

@@ -8,12 +8,15 @@ Running it twice gives the same bytes, so a diff shows what changed in the book 
 """
 
 import copy
+import html
 import os
+import re
 import sys
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 BOOK = Path(__file__).resolve().parent
@@ -53,7 +56,20 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
                 if "text/html" not in output.data:
                     raise ValueError(f"cell {cell.id!r} shows a widget without a text/html for the site")
                 del output.data[WIDGET]
+            describe(cell, output)
     return notebook
+
+
+def describe(cell: NotebookNode, output: NotebookNode) -> None:
+    """Give the site the words that a figure carries: it shows an SVG as a picture, whose own label a browser ignores.
+
+    The label is computed with the figure, so the words never fall behind it, as those typed by hand would.
+    """
+    svg = output.get("data", {}).get("image/svg+xml", "")
+    label = re.search(r'<svg\b[^>]*?\baria-label="([^"]+)"', "".join(svg))
+    if label:
+        image = cell.metadata.setdefault("mystnb", NotebookNode()).setdefault("image", NotebookNode())
+        image["alt"] = html.unescape(label[1])
 
 
 def merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
@@ -98,7 +114,10 @@ def main(names: list[str]) -> None:
     timings = os.environ.get("TIMINGS", "") not in ("", "0")
     for path in [BOOK / f"{Path(name).stem}.ipynb" for name in names] or sorted(BOOK.glob("*.ipynb")):
         before = path.read_text(encoding="utf-8")
-        after = dumps(run(nbformat.reads(before, as_version=4), timings))
+        try:
+            after = dumps(run(nbformat.reads(before, as_version=4), timings))
+        except CellExecutionError as error:  # it shows the cell and its traceback: ours around it would hide them
+            sys.exit(f"book/{path.name} is left as it was, because a cell raised:\n{error}")
         if after != before:
             path.write_text(after, encoding="utf-8")
         print(f"book/{path.name}: {'changed' if after != before else 'unchanged'}", flush=True)

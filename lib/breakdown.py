@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -108,9 +109,15 @@ class Breakdown:
 def _html_table(head, rows):
     """Rows of (depth, first, second, third cell); depth indents the first."""
     top = "".join(f'<th scope="col">{name}</th>' for name in head)
-    body = "".join(f'<tr><td style="padding-left:{0.5 + 1.2 * depth:.1f}em">{escape(first)}</td><td>{escape(second)}</td>'
-                   f"<td>{escape(str(third))}</td></tr>" for depth, first, second, third in rows)
+    body = "".join(f'<tr><td style="padding-left:{0.5 + 1.2 * depth:.1f}em">{_typeset(first)}</td><td>{escape(second)}</td>'
+                   f"<td>{_typeset(str(third))}</td></tr>" for depth, first, second, third in rows)
     return f'<div class="table-box"><table class="breakdown"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _typeset(text):
+    """A formula or a name as HTML: powers raised, indices lowered, products with a dot."""
+    text = re.sub(r"\*\*(\w+)", r"<sup>\1</sup>", escape(text))
+    return re.sub(r"\b([a-zA-Z]+)_(\w+)", r"\1<sub>\2</sub>", text).replace("*", "·")
 
 
 def term(name, value, unit="s"):

@@ -28,17 +28,19 @@ LOOKS = {"compute": Look("#0072B2", (), "o", "///"), "memory": Look("#D55E00", (
 LOOKS["network"] = LOOKS["bandwidth"]
 # For what is no resource, colours that no resource has: ink first.
 PLAIN = (Look(INK, (), "o", ""), Look("#9A8500", (7, 3), "s", "++"), Look("#8A70DA", (2, 2), "D", "oo"),
-         Look("#B0413E", (8, 3, 2, 3), "^", "--"), Look("#4F7F8B", (12, 3), "v", "||"), Look("#777777", (4, 1), "s", "**"))
+         Look("#B0413E", (8, 3, 2, 3), "^", "--"), Look("#4F7F8B", (12, 3), "v", "||"),
+         Look("#777777", (4, 1), "s", "**"))
 
 
 @dataclass(frozen=True)
 class Curves:
     """A figure in numbers and words; its title states the conclusion.
 
-    `series` {label: y values over x, or one number, or a pair (x values, y values)}; `points` {label: (x, y)} are measurements, numbers
-    or sequences; `vertical` and `horizontal` {label: value} are lines to compare with; `log` names the logarithmic axes: "", "x", "y"
-    or "xy"; `styles` {label: resource} where the label itself is none; units are SI and set the ticks; a range (low, high) is
-    otherwise that of the data. ValueError for lengths that differ, a number that is not finite, none above 0 on a log axis."""
+    `series` {label: y values over x, or one number, or a tuple (x values, y values)}; `points` {label: (x, y)} are
+    measurements, numbers or sequences; `vertical` and `horizontal` {label: value} are lines to compare with; `log`
+    names the logarithmic axes: "", "x", "y" or "xy"; `styles` {label: resource} where the label itself is none. Values
+    are in the SI units that are named, which the ticks show; a range (low, high) is that of the data unless given.
+    ValueError for lengths that differ, a number not finite or not above 0 on a log axis, an unknown resource."""
 
     title: str
     x_label: str
@@ -59,15 +61,17 @@ class Curves:
         unknown = [f"{label!r}: {resource!r}" for label, resource in self.styles.items()
                    if resource not in LOOKS or label not in {**self.series, **self.points}]
         if unknown or not self.series or self.log not in ("", "x", "y", "xy"):
-            raise ValueError(f"{self.title!r}: needs a series, log as x, y or xy, and styles of its series as one of {', '.join(LOOKS)}; "
-                             f"got log={self.log!r} {' '.join(unknown)}".rstrip())
+            raise ValueError(f"{self.title!r}: needs a series, log as x, y or xy, and styles of its labels among "
+                             f"{', '.join(LOOKS)}; got log={self.log!r} {' '.join(unknown)}".rstrip())
         object.__setattr__(self, "x", _numbers(self.x))
         for name in ("series", "points"):
-            object.__setattr__(self, name, {label: self._pair(label, y, name) for label, y in getattr(self, name).items()})
+            pairs = {label: self._pair(label, values, name) for label, values in getattr(self, name).items()}
+            object.__setattr__(self, name, pairs)
         for axis in "xy":
             for v in self.all(axis):
                 if not math.isfinite(v) or axis in self.log and v <= 0:
-                    raise ValueError(f"{self.title!r}: every {axis} must be finite{' and above 0' * (axis in self.log)}, got {v}")
+                    rule = "finite and above 0" if axis in self.log else "finite"
+                    raise ValueError(f"{self.title!r}: every {axis} must be {rule}, got {v}")
 
     def _pair(self, label, values, name):
         paired = name == "points" or isinstance(values, tuple) and not isinstance(values[0], NUMBERS)
@@ -86,9 +90,10 @@ class Curves:
     @property
     def says(self):
         """The curves in words: where each begins and ends."""
-        ends = [f"{label} from {show(y[0], self.y_unit)} to {show(y[-1], self.y_unit)}" for label, (_, y) in self.series.items()]
-        x = self.all("x")
-        return f"{self.y_label}, over {self.x_label} from {show(min(x), self.x_unit)} to {show(max(x), self.x_unit)}: {', '.join(ends)}."
+        ends = [f"{label} from {show(y[0], self.y_unit)} to {show(y[-1], self.y_unit)}"
+                for label, (_, y) in self.series.items()]
+        low, high = (show(extreme(self.all("x")), self.x_unit) for extreme in (min, max))
+        return f"{self.y_label}, over {self.x_label} from {low} to {high}: {', '.join(ends)}."
 
 
 def _numbers(values):
@@ -120,16 +125,18 @@ def range_of(values, log, margin):
     low, high = min(values), max(values)
     if log:
         wider = (high / low) ** margin if high > low else 2
-        return (rounded(low / wider, 4), rounded(high * wider, 4)) if margin else (low / 2, high * 2) if low == high else (low, high)
+        return (low, high) if wider == 1 else (rounded(low / wider, 4), rounded(high * wider, 4))
     low = min(low, 0) if margin or low == high else low
-    return low, rounded(high + margin * (high - low), 4) if margin and high > low else high if high > low else low + 1
+    high = high if high > low else low + 1
+    return low, rounded(high + margin * (high - low), 4) if margin else high
 
 
 def ticks(low, high, log=False, unit=""):
     """[(value, text)] of at most seven round values of an axis, in people's units.
 
     A log axis of counts between powers of two is ticked in powers of two; other log axes in decades, or 1, 2, 5."""
-    if log and unit in COUNTS and low >= 1 and high >= 2 * low and all(abs(math.log2(v) - round(math.log2(v))) < 1e-6 for v in (low, high)):
+    doubled = log and unit in COUNTS and 1 <= low <= high / 2
+    if doubled and all(abs(math.remainder(math.log2(v), 1)) < 1e-6 for v in (low, high)):
         first, span = round(math.log2(low)), round(math.log2(high / low))
         found = [2.0**k for k in range(first, first + span + 1, max(1 if span < 5 else 2, math.ceil(span / 6)))]
     elif log:
@@ -148,5 +155,6 @@ def ticks(low, high, log=False, unit=""):
 
 def axes_of(curves):
     """(x range, y range, x ticks, y ticks) of a figure."""
-    x, y = curves.x_range or range_of(curves.all("x"), "x" in curves.log, 0), curves.y_range or range_of(curves.all("y"), "y" in curves.log, 0.05)
+    x = curves.x_range or range_of(curves.all("x"), "x" in curves.log, 0)
+    y = curves.y_range or range_of(curves.all("y"), "y" in curves.log, 0.05)
     return x, y, ticks(*x, "x" in curves.log, curves.x_unit), ticks(*y, "y" in curves.log, curves.y_unit)

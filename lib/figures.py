@@ -26,10 +26,12 @@ LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%()*
 
 @dataclass(frozen=True, repr=False)
 class Slider:
-    """Curves at every setting of some knobs: alive with a kernel, and as HTML that needs none. `frames` {values: Curves}."""
+    """Curves at every setting of some knobs: alive with a kernel, and as HTML that needs none.
+
+    `knobs` {name: texts of its values}; `frames`: Curves, the last knob turning fastest."""
 
     knobs: dict
-    frames: dict
+    frames: tuple
     html: str
 
     def __repr__(self):
@@ -46,9 +48,10 @@ class Slider:
     def widget(self):
         """The same control as an ipywidget, which redraws in Python."""
         import ipywidgets
-        knobs = [ipywidgets.SelectionSlider(options=[(text, i) for i, text in enumerate(texts)], description=name, continuous_update=False,
-                                            style={"description_width": "initial"}) for name, texts in self.knobs.items()]
-        frames = dict(zip(product(*map(range, map(len, self.knobs.values()))), self.frames.values(), strict=True))
+        style = {"description_width": "initial"}
+        knobs = [ipywidgets.SelectionSlider(options=[(text, i) for i, text in enumerate(texts)], description=name,
+                                            continuous_update=False, style=style) for name, texts in self.knobs.items()]
+        frames = dict(zip(product(*map(range, map(len, self.knobs.values()))), self.frames, strict=True))
         picture = ipywidgets.HTML(plot(frames[(0,) * len(knobs)]).svg)
 
         def turn(_):
@@ -71,41 +74,48 @@ def _packed(values):
 
 
 def _text(value):
-    return value if isinstance(value, str) or not isinstance(value, NUMBERS) and not hasattr(value, "dtype") else \
-        f"{int(value):,}" if value == int(value) else f"{value:.4g}"
+    if isinstance(value, str | bool) or not isinstance(value, NUMBERS) and not hasattr(value, "dtype"):
+        return str(value)
+    return f"{int(value):,}" if value == int(value) else f"{value:.4g}"
 
 
 def slider(f, **ranges):
     """What `f(**values)`, which returns `Curves`, looks like at every combination of the values that the knobs take.
 
-    A knob is a keyword with the sequence of its values, numbers or names. Axes are those of all frames, so that what moves is the
-    curve. ValueError for more than 400 frames, an empty range, a knob that f lacks, or frames that do not have the same curves."""
-    count = math.prod(len(values) for values in ranges.values())
-    empty = [name for name, values in ranges.items() if not len(values)]
+    A knob is a keyword with the sequence of its values, numbers or names. The axes hold all frames, so that what moves
+    is the curve. Values are rounded to 4 digits. ValueError for more than 400 frames, an empty range, a knob that f
+    lacks, frames that do not have the same curves, and values that cannot be drawn."""
+    ranges = {name: list(values) for name, values in ranges.items()}
+    count, empty = math.prod(map(len, ranges.values())), [name for name, values in ranges.items() if not values]
     if empty or not ranges or count > FRAMES:
-        raise ValueError(f"a slider has 1 to {FRAMES} frames, got {count}" + f": no values of {', '.join(empty)}" * bool(empty))
+        wanted = f"values of {', '.join(empty)}" if empty else "a knob" if not ranges else f"at most {FRAMES} frames"
+        raise ValueError(f"a slider needs {wanted}, got {count if count > FRAMES else 'none'}")
+    signature = inspect.signature(f)
     try:
-        inspect.signature(f).bind(**ranges)
+        signature.bind(**ranges)
     except TypeError as error:
-        raise ValueError(f"the knobs {', '.join(ranges)} are not what {f.__name__}{inspect.signature(f)} takes: {error}") from None
-    frames = {}
-    for values in product(*ranges.values()):
-        frames[values] = _rounded(f(**dict(zip(ranges, values, strict=True))))
-    first, *others = frames.values()
-    shape = lambda c: [*c.series, "|", *c.points, c.log, c.x_unit, c.y_unit, c.styles]  # noqa: E731
-    if any(shape(other) != shape(first) for other in others):
+        raise ValueError(f"the figure takes {signature}, the knobs are {', '.join(ranges)}: {error}") from None
+    frames = [_rounded(f(**dict(zip(ranges, values, strict=True)))) for values in product(*ranges.values())]
+    first, *others = frames
+    if any(_kind(other) != _kind(first) for other in others):
         raise ValueError("every frame must have the same series, points, axes, units and styles")
-    wide = {axis: getattr(first, f"{axis}_range") or range_of([v for c in frames.values() for v in c.all(axis)], axis in first.log, m)
-            for axis, m in (("x", 0), ("y", 0.05))}
-    frames = {values: replace(c, x_range=wide["x"], y_range=wide["y"]) for values, c in frames.items()}
+    x, y = ([v for frame in frames for v in frame.all(axis)] for axis in "xy")
+    x, y = first.x_range or range_of(x, "x" in first.log, 0), first.y_range or range_of(y, "y" in first.log, 0.05)
+    frames = tuple(replace(frame, x_range=x, y_range=y) for frame in frames)
     knobs = {name.replace("_", " "): [_text(v) for v in values] for name, values in ranges.items()}
-    return Slider(knobs, frames, _html(knobs, list(frames.values())))
+    return Slider(knobs, frames, _html(knobs, frames))
+
+
+def _kind(c):
+    return list(c.series), list(c.points), c.log, c.x_label, c.y_label, c.x_unit, c.y_unit, dict(c.styles)
 
 
 def _rounded(c):
-    pairs = [{k: (tuple(v if v == int(v) else rounded(v, 6) for v in x), tuple(rounded(v, 4) for v in y)) for k, (x, y) in group.items()} for group in (c.series, c.points)]
+    def pairs(group):
+        return {label: (tuple(v if v == int(v) else rounded(v, 6) for v in x), tuple(rounded(v, 4) for v in y))
+                for label, (x, y) in group.items()}
     marks = [{k: rounded(float(v), 4) for k, v in group.items()} for group in (c.vertical, c.horizontal)]
-    return replace(c, series=pairs[0], points=pairs[1], vertical=marks[0], horizontal=marks[1])
+    return replace(c, series=pairs(c.series), points=pairs(c.points), vertical=marks[0], horizontal=marks[1])
 
 
 def _html(knobs, frames):
@@ -121,16 +131,23 @@ def _html(knobs, frames):
         colour = "currentColor" if look[label].colour == INK else look[label].colour
         return {"label": label, "colour": colour, "dash": " ".join(map(str, look[label].dash)), **more}
     data = {
-        "frames": [{"title": c.title, "says": c.says, "lines": [[index(v) for v in pair] for pair in c.series.values()],
+        "frames": [{"title": c.title, "says": c.says,
+                    "lines": [[index(v) for v in pair] for pair in c.series.values()],
                     "points": [[index(v) for v in pair] for pair in c.points.values()],
-                    "marks": [["x", *m] for m in c.vertical.items()] + [["y", *m] for m in c.horizontal.items()]} for c in frames],
+                    "marks": [["x", *m] for m in c.vertical.items()] + [["y", *m] for m in c.horizontal.items()]}
+                   for c in frames],
         "x": {"label": first.x_label, "low": x[0], "high": x[1], "log": "x" in first.log, "ticks": x_ticks},
         "y": {"label": first.y_label, "low": y[0], "high": y[1], "log": "y" in first.log, "ticks": y_ticks},
-        "lines": [drawn(label) for label in first.series], "points": [drawn(label, marker=look[label].marker) for label in first.points],
-        "knobs": [{"name": name, "values": texts} for name, texts in knobs.items()], "letters": LETTERS, "pool": list(pool)}
-    rows = [f'<p class="slider-knob"><label><span>{escape(name)}</span><input type="range" min="0" max="{len(texts) - 1}" value="0" '
-            f'aria-valuetext="{escape(texts[0])}" autocomplete="off"></label><output>{escape(texts[0])}</output></p>' for name, texts in knobs.items()]
+        "lines": [drawn(label) for label in first.series],
+        "points": [drawn(label, marker=look[label].marker) for label in first.points],
+        "knobs": [{"name": name, "values": texts} for name, texts in knobs.items()],
+        "letters": LETTERS, "pool": list(pool)}
+    rows = [f'<p class="slider-knob"><label><span>{escape(name)}</span><input type="range" min="0" value="0" '
+            f'max="{len(texts) - 1}" aria-valuetext="{escape(texts[0])}" autocomplete="off"></label>'
+            f'<output>{escape(texts[0])}</output></p>' for name, texts in knobs.items()]
+    longest = max(len(text) for texts in knobs.values() for text in texts)
     parts = {"knobs": "\n".join(rows), "title": escape(first.title), "picture": plot(replace(first, title="")).svg,
-             "data": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
-             "widths": f"--name:{0.55 * max(map(len, knobs)):.1f}em;--value:{0.65 * max(len(t) for v in knobs.values() for t in v):.1f}em"}
-    return re.sub(r"{{(\w+)}}", lambda m: parts[m[1]], (Path(__file__).parent / "slider.html").read_text(encoding="utf-8"))
+             "widths": f"--name:{0.55 * max(map(len, knobs)):.1f}em;--value:{0.65 * longest:.1f}em",
+             "data": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")}
+    template = (Path(__file__).parent / "slider.html").read_text(encoding="utf-8")
+    return re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], template)

@@ -1,7 +1,10 @@
 """A table of a page: units in its head, numbers as the reader is to see them."""
 
+import re
 from dataclasses import dataclass
 from html import escape
+
+NUMBER = re.compile(r"[-+–]?[\d.,]*(e\d+)?( ?[%a-zA-Zµ/]+)?")     # a number, perhaps with its unit, or a dash for none
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,14 @@ class Table:
                                    for i, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip() for line in lines)
 
     def _repr_html_(self):
-        head = "".join(f'<th scope="col">{escape(str(name))}</th>' for name in self.head)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
+        text = [any(not NUMBER.fullmatch(row[i]) for row in self.rows) for i in range(len(self.head))]
+
+        kinds = [' class="text"' * words for words in text]
+
+        def line(tag, cells):
+            return "".join(f"<{tag}{kind}>{escape(str(cell))}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+
+        head, body = line("th", self.head), "".join(f"<tr>{line('td', row)}</tr>" for row in self.rows)
         return f'<div class="table-box"><table class="numbers"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

@@ -16,11 +16,32 @@ FORMATS = tuple(row["format"] for row in table("formats"))
 MATH = {name: tuple(f for f in HARDWARE if getattr(one, f) is not None) for name, one in CHIPS.items()}
 TENSOR = (1, 2, 4, 8, 16, 32, 64)
 # One plain feed-forward network a layer and attention over every token: what the closed forms describe.
-DENSE = ("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "qwen2.5-72b",
-         "qwen3-32b", "chinchilla-70b")
+DENSE = (
+    "llama-2-7b",
+    "llama-2-13b",
+    "llama-2-70b",
+    "llama-3.1-8b",
+    "llama-3.1-70b",
+    "llama-3.1-405b",
+    "qwen2.5-72b",
+    "qwen3-32b",
+    "chinchilla-70b",
+)
 # Heads that split: neither latents nor recurrent states.
-GROUPED = (*DENSE, "mistral-7b-v0.1", "gemma-2-27b", "gemma-3-27b", "mixtral-8x7b", "mixtral-8x22b", "gpt-oss-20b",
-           "gpt-oss-120b", "llama-4-scout", "llama-4-maverick", "glm-4.6", "minimax-m2.5")
+GROUPED = (
+    *DENSE,
+    "mistral-7b-v0.1",
+    "gemma-2-27b",
+    "gemma-3-27b",
+    "mixtral-8x7b",
+    "mixtral-8x22b",
+    "gpt-oss-20b",
+    "gpt-oss-120b",
+    "llama-4-scout",
+    "llama-4-maverick",
+    "glm-4.6",
+    "minimax-m2.5",
+)
 
 batches = st.integers(1, 4096)
 contexts = st.integers(1, 200_000)
@@ -39,9 +60,9 @@ def ways(model_name, chip_name):
     return tuple(found)
 
 
-def server(model_name="llama-3-70b", chip_name="ironwood", tensor=1, kv="heads", page=1, **formats):
-    """A server by names: `server("llama-3-70b", "ironwood", 8, weights="fp8")`."""
-    return Server(model(model_name), chip(chip_name), Plan(tensor, kv=kv, page=page), Precision(**formats))
+def server(model_name="llama-3-70b", chip_name="ironwood", tensor=1, cut="heads", page=1, **formats):
+    """A server by names: `server("llama-3-70b", "ironwood", 8, weights="fp8")`; `cut` is how the cache is cut."""
+    return Server(model(model_name), chip(chip_name), Plan(tensor, kv=cut, page=page), Precision(**formats))
 
 
 def precisions(chip_name, fields=("weights", "kv", "activations")):

@@ -133,13 +133,17 @@ def test_outputs_name_neither_machine_nor_moment(code):
 
 
 def test_figures_have_a_text_for_those_who_do_not_see_them(code):
-    """A picture file has `mystnb: {image: {alt: ...}}` in its cell's metadata, an inline one a label or a title."""
+    """A picture file has `mystnb: {image: {alt: ...}}` in its cell's metadata, an inline one a label or a title.
+
+    Figures of `lib` carry a label, from which `make refresh` fills the metadata.
+    """
     for cell in code:
         for bundle in data(cell):
             html = text(bundle.get("text/html", ""))
             for tag in re.findall(r"<(?:svg|img)\b.*?>(?:\s*<title>)?", html, re.DOTALL):
                 assert re.search(r"aria-label=|aria-labelledby=|aria-hidden=|alt=|<title>", tag), f"{cell.id}: {tag}"
             if not html and any(mime.startswith("image/") for mime in bundle):
+                assert len(data(cell)) == 1, f"{cell.id}: one figure a cell, as the text belongs to the cell"
                 assert cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "").strip(), cell.id
 
 
@@ -188,6 +192,15 @@ def test_normal_form_keeps_the_html_of_a_widget():
     assert dict(cell.outputs[0].data) == {"text/html": "x", "text/plain": "slider"}
     with pytest.raises(ValueError, match="'cell' shows a widget"):
         refresh.normalise(notebook_of(nbformat.v4.new_output("display_data", data=view)))
+
+
+def test_normal_form_takes_the_words_of_a_figure():
+    """The label that a figure computes for itself becomes its text on the site, entities resolved."""
+    figure = nbformat.v4.new_output(
+        "display_data", data={"image/svg+xml": '<svg role="img" aria-label="a &lt; b"></svg>'}
+    )
+    [cell] = refresh.normalise(notebook_of(figure)).cells
+    assert cell.metadata.mystnb.image.alt == "a < b"
 
 
 def test_normal_form_is_final():

@@ -22,19 +22,39 @@ from lib.chips import chip
 from lib.models import kv_bytes, model
 
 CRITICAL = [  # formulas.md T1 and issue 2, section 3: chip, weights, math, tokens
-    ("v4", "bf16", "bf16", 229), ("v5e", "bf16", "bf16", 241), ("v5e", "int8", "bf16", 120), ("v5e", "int4", "bf16", 60), ("v5e", "int8", "int8", 241),
-    ("v5e", "int4", "int8", 120), ("v5e", "int4", "int4", 241), ("v5p", "bf16", "bf16", 166), ("v5p", "int8", "bf16", 83),
-    ("v5p", "int4", "bf16", 42), ("v5p", "int8", "int8", 166), ("v6e", "bf16", "bf16", 560), ("v6e", "int8", "bf16", 280),
-    ("v6e", "int4", "bf16", 140), ("v6e", "fp8", "fp8", 280), ("v6e", "int8", "int8", 560), ("ironwood", "bf16", "bf16", 313),
-    ("ironwood", "fp8", "bf16", 156), ("ironwood", "int8", "bf16", 156), ("ironwood", "int4", "bf16", 78), ("ironwood", "fp8", "fp8", 313),
-    ("ironwood", "int4", "fp8", 156), ("h100", "bf16", "bf16", 295), ("h100", "int8", "bf16", 148), ("h100", "int4", "bf16", 74),
-    ("h100", "fp8", "fp8", 295), ("tpu8i", "fp4", "fp4", 294),
+    ("v4", "bf16", "bf16", 229),
+    ("v5e", "bf16", "bf16", 241),
+    ("v5e", "int8", "bf16", 120),
+    ("v5e", "int4", "bf16", 60),
+    ("v5e", "int8", "int8", 241),
+    ("v5e", "int4", "int8", 120),
+    ("v5e", "int4", "int4", 241),
+    ("v5p", "bf16", "bf16", 166),
+    ("v5p", "int8", "bf16", 83),
+    ("v5p", "int4", "bf16", 42),
+    ("v5p", "int8", "int8", 166),
+    ("v6e", "bf16", "bf16", 560),
+    ("v6e", "int8", "bf16", 280),
+    ("v6e", "int4", "bf16", 140),
+    ("v6e", "fp8", "fp8", 280),
+    ("v6e", "int8", "int8", 560),
+    ("ironwood", "bf16", "bf16", 313),
+    ("ironwood", "fp8", "bf16", 156),
+    ("ironwood", "int8", "bf16", 156),
+    ("ironwood", "int4", "bf16", 78),
+    ("ironwood", "fp8", "fp8", 313),
+    ("ironwood", "int4", "fp8", 156),
+    ("h100", "bf16", "bf16", 295),
+    ("h100", "int8", "bf16", 148),
+    ("h100", "int4", "bf16", 74),
+    ("h100", "fp8", "fp8", 295),
+    ("tpu8i", "fp4", "fp4", 294),
 ]
 
 
 @pytest.mark.parametrize(("name", "weights", "math", "expected"), CRITICAL)
 def test_critical_batches(name, weights, math, expected):
-    """(b/2) C/W with C the peak of the format that is multiplied (v4 at the 1,200 GB/s chosen here: 275e12/1.2e12 = 229)."""
+    """(b/2) C/W with C the peak of the format that is multiplied (v4 at the 1,200 GB/s chosen here: 229)."""
     assert expected == round(critical_batch(chip(name), weights, math).value)
 
 
@@ -61,7 +81,7 @@ V5E_OF_THE_BOOK = replace(chip("v5e"), hbm_bandwidth=8.2e11)
 
 @pytest.mark.parametrize(("ways", "expected"), [(1, 250), (8, 266), (16, 287), (32, 342), (64, 553)])
 def test_exact_critical_batch_under_tensor_parallelism(ways, expected):
-    """D = 8192, F = 28672 split: the smaller the matrix, the more its activations weigh (formulas.md T3, W = 8.2e11)."""
+    """D = 8192, F = 28672 split: the smaller the matrix, the more activations weigh (formulas.md T3, W = 8.2e11)."""
     assert expected == round(exact_critical_batch(V5E_OF_THE_BOOK, 8192, 28672 / ways).value)
 
 
@@ -85,20 +105,27 @@ def test_exact_critical_batch_meets_compute_and_memory():
 
 def test_exact_critical_batch_tends_to_the_wide_limit():
     """Activations vanish beside weights of 10^9 x 10^9."""
-    assert critical_batch(chip("v5e")).value == pytest.approx(exact_critical_batch(chip("v5e"), 1e9, 1e9).value, rel=1e-6)
+    assert critical_batch(chip("v5e")).value == pytest.approx(
+        exact_critical_batch(chip("v5e"), 1e9, 1e9).value, rel=1e-6
+    )
 
 
-@pytest.mark.parametrize(("group", "context", "expected"), [
-    (8, 8192, 7.9922),      # claim S-002
-    (1, 8192, 0.999878),    # claim B7-008
-])
+@pytest.mark.parametrize(
+    ("group", "context", "expected"),
+    [
+        (8, 8192, 7.9922),  # claim S-002
+        (1, 8192, 0.999878),  # claim B7-008
+    ],
+)
 def test_attention_intensity_of_the_claims(group, context, expected):
     """S G / (S + G) at 16 bits."""
     assert expected == float(f"{attention_intensity(group, context).value:.6g}")
 
 
-@pytest.mark.parametrize(("group", "kv", "new", "expected"), [
-    (8, "bf16", 1, 8), (8, "fp8", 1, 16), (1, "bf16", 1, 1), (8, "bf16", 5, 40), (16, "int4", 5, 320)])
+@pytest.mark.parametrize(
+    ("group", "kv", "new", "expected"),
+    [(8, "bf16", 1, 8), (8, "fp8", 1, 16), (1, "bf16", 1, 1), (8, "bf16", 5, 40), (16, "int4", 5, 320)],
+)
 def test_attention_intensity_limits(group, kv, new, expected):
     """2 G (k+1) / b_kv for long contexts: 320 FLOP/B at G = 16, int4 and 4 drafts (formulas.md, trap 6)."""
     assert expected == pytest.approx(attention_intensity(group, 1e12, new, kv).value, rel=1e-6)
@@ -106,8 +133,13 @@ def test_attention_intensity_limits(group, kv, new, expected):
 
 SB7 = replace(chip("v5e"), hbm_bandwidth=0.82e12)
 T4 = [  # batch; MHA step ms, tok/s; GQA step ms, tok/s
-    (1, 4.98, 200.61, 4.17, 239.94), (8, 12.13, 659.30, 5.60, 1429.19), (16, 20.30, 787.99, 7.23, 2212.48),
-    (32, 36.65, 873.21, 10.50, 3047.62), (64, 69.33, 923.13, 17.04, 3756.62), (240, 249.09, 963.53, 52.99, 4529.34)]
+    (1, 4.98, 200.61, 4.17, 239.94),
+    (8, 12.13, 659.30, 5.60, 1429.19),
+    (16, 20.30, 787.99, 7.23, 2212.48),
+    (32, 36.65, 873.21, 10.50, 3047.62),
+    (64, 69.33, 923.13, 17.04, 3756.62),
+    (240, 249.09, 963.53, 52.99, 4529.34),
+]
 
 
 @pytest.mark.parametrize(("batch", "mha_ms", "mha_rate", "gqa_ms", "gqa_rate"), T4)
@@ -122,11 +154,16 @@ def test_step_time_is_its_floor_until_the_batch_is_critical():
     """Batch 240 of the 13B tables is just below 240.24: the matmuls still wait for their weights; 241 is above."""
     below, above = (step_time(SB7, 8, 13e9, 6.7e9, batch) for batch in (240, 241))
     assert (step_floor(SB7, 8, 13e9, 6.7e9, 240).value, "memory", "compute") == (
-        below.value, below["matmuls"].bound, above["matmuls"].bound)
+        below.value,
+        below["matmuls"].bound,
+        above["matmuls"].bound,
+    )
 
 
-@pytest.mark.parametrize(("weights", "kv", "expected"), [
-    ("bf16", "bf16", 14.03), ("fp8", "bf16", 12.83), ("bf16", "fp8", 8.21), ("fp8", "fp8", 7.01)])
+@pytest.mark.parametrize(
+    ("weights", "kv", "expected"),
+    [("bf16", "bf16", 14.03), ("fp8", "bf16", 12.83), ("bf16", "fp8", 8.21), ("fp8", "fp8", 7.01)],
+)
 def test_the_70b_example_above(weights, kv, expected):
     """8 Ironwood, batch 64, 32,768 tokens, P = 70.55e9: 14.0 to 7.0 ms (formulas.md T5)."""
     cache = kv_bytes(model("llama-3-70b"), 32768, kv)
@@ -140,10 +177,11 @@ def test_two_thirds_of_the_example_is_cache():
 
 
 def test_the_pop_quiz():
-    """30B int8 on 16 v5e at 8.1e11 B/s, 100 kB a token: 2.57 ms at batch 4, 21.05 ms at 256 (claims B7-010, B7-011)."""
-    one, kv = replace(chip("v5e"), hbm_bandwidth=8.1e11), 100e3 * 8192
+    """30B int8 on 16 v5e at 8.1e11 B/s, 819 MB a sequence: 2.57 ms at batch 4, 21.05 ms at 256 (B7-010, B7-011)."""
+    one, kv = replace(chip("v5e"), hbm_bandwidth=8.1e11), 819e6
     assert (2.56759, 21.0509) == tuple(
-        float(f"{1e3 * step_time(one, 16, 30e9, kv, batch, 'int8').value:.6g}") for batch in (4, 256))
+        float(f"{1e3 * step_time(one, 16, 30e9, kv, batch, 'int8').value:.6g}") for batch in (4, 256)
+    )
 
 
 def test_the_32_sequence_step():
@@ -152,7 +190,9 @@ def test_the_32_sequence_step():
     assert 17.28 == round(1e3 * step_floor(one, 8, 70e9, 41.98e9 / 32, 32, "int8").value, 2)
 
 
-@pytest.mark.parametrize(("context", "batch", "rate"), [(8192, 52.6, 21_994), (32768, 13.1, 5_499), (131072, 3.3, 1_375)])
+@pytest.mark.parametrize(
+    ("context", "batch", "rate"), [(8192, 52.6, 21_994), (32768, 13.1, 5_499), (131072, 3.3, 1_375)]
+)
 def test_half_throughput_and_saturation_of_70b(context, batch, rate):
     """P_bytes / KV and N W / KV on 8 Ironwood (formulas.md, section 5)."""
     kv = kv_bytes(model("llama-3-70b"), context)
@@ -183,11 +223,17 @@ def test_inputs_that_are_no_sizes(bad):
         for f in (step_time, step_floor):
             with pytest.raises(ValueError, match=name):
                 f(one, **sizes)
-    for name, f in (("n", lambda x: saturation_throughput(one, x, 1)), ("kv", lambda x: saturation_throughput(one, 8, x)),
-                    ("params", lambda x: half_throughput_batch(x, 1)), ("kv", lambda x: half_throughput_batch(1, x)),
-                    ("group", lambda x: attention_intensity(x, 1)), ("context", lambda x: attention_intensity(1, x)),
-                    ("new", lambda x: attention_intensity(1, 1, x)), ("d_in", lambda x: exact_critical_batch(one, x, 9e9)),
-                    ("d_out", lambda x: exact_critical_batch(one, 9e9, x))):
+    for name, f in (
+        ("n", lambda x: saturation_throughput(one, x, 1)),
+        ("kv", lambda x: saturation_throughput(one, 8, x)),
+        ("params", lambda x: half_throughput_batch(x, 1)),
+        ("kv", lambda x: half_throughput_batch(1, x)),
+        ("group", lambda x: attention_intensity(x, 1)),
+        ("context", lambda x: attention_intensity(1, x)),
+        ("new", lambda x: attention_intensity(1, 1, x)),
+        ("d_in", lambda x: exact_critical_batch(one, x, 9e9)),
+        ("d_out", lambda x: exact_critical_batch(one, 9e9, x)),
+    ):
         with pytest.raises(ValueError, match=name):
             f(bad)
 
@@ -198,8 +244,9 @@ def test_sweeps_have_the_broadcast_shape():
     swept = step_time(chip("ironwood"), 8, 70.55e9, kv, np.array([[1], [64], [512]], np.int32))
     one = step_time(chip("ironwood"), 8, 70.55e9, float(kv[1]), 64)
     assert ((3, 2), one.value) == (swept.value.shape, swept.value[1, 1])
-    np.testing.assert_array_equal(step_time(chip("v5e"), 8, 1e9, 1e6, [1, 2]).value,
-                                  step_time(chip("v5e"), 8, 1e9, 1e6, np.array([1, 2])).value)
+    np.testing.assert_array_equal(
+        step_time(chip("v5e"), 8, 1e9, 1e6, [1, 2]).value, step_time(chip("v5e"), 8, 1e9, 1e6, np.array([1, 2])).value
+    )
 
 
 def test_explain_prints_the_formulas_of_the_chapter():
@@ -208,12 +255,21 @@ def test_explain_prints_the_formulas_of_the_chapter():
     assert {"B*KV/(W_hbm*X)", "2*B*P/(C*X)"} <= {str(row[-1]) for row in told.rows()}
 
 
-@given(st.sampled_from(sorted(CHIPS)), st.sampled_from(FORMATS), st.integers(1, 64), st.floats(1e6, 1e13), st.floats(1, 1e12),
-       st.integers(1, 10**6), st.data())
+@given(
+    st.sampled_from(sorted(CHIPS)),
+    st.sampled_from(FORMATS),
+    st.integers(1, 64),
+    st.floats(1e6, 1e13),
+    st.floats(1, 1e12),
+    st.integers(1, 10**6),
+    st.data(),
+)
 def test_no_step_beats_its_floor(name, weights, n, params, kv, batch, data):
     """And below the critical batch the two are equal."""
     math = data.draw(st.sampled_from(MATH[name]))
-    step, floor = (f(CHIPS[name], n, params, kv, batch, weights, *more) for f, more in ((step_time, (math,)), (step_floor, ())))
+    step, floor = (
+        f(CHIPS[name], n, params, kv, batch, weights, *more) for f, more in ((step_time, (math,)), (step_floor, ()))
+    )
     assert step.value >= floor.value * (1 - 1e-12)
     if batch < critical_batch(CHIPS[name], weights, math).value * (1 - 1e-9):
         assert step.value == pytest.approx(floor.value, rel=1e-12)

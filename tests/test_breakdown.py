@@ -5,7 +5,8 @@ import pytest
 import sympy
 from strategies import server
 
-from lib.breakdown import explain, slowest, symbolic, term, total
+from lib.bounds import attention_intensity, exact_critical_batch, step_time
+from lib.breakdown import explain, notation, slowest, symbolic, term, total
 from lib.chips import chip
 from lib.forward import decode_step
 
@@ -34,8 +35,11 @@ def test_a_tie_is_counted_once():
 
 def test_waits_add_up_in_a_sweep():
     """Entry by entry, in a broadcast shape; `bound` is an array of names."""
-    swept = total("t", slowest("a", term("compute", np.array([1.0, 4.0])), term("memory", np.array([[2.0], [3.0]]))),
-                  slowest("b", term("latency", 3.5)))
+    swept = total(
+        "t",
+        slowest("a", term("compute", np.array([1.0, 4.0])), term("memory", np.array([[2.0], [3.0]]))),
+        slowest("b", term("latency", 3.5)),
+    )
     np.testing.assert_array_equal(swept.value, sum(np.broadcast_to(w, (2, 2)) for w in swept.waits.values()))
     assert [["latency", "compute"], ["latency", "compute"]] == swept.bound.tolist()
 
@@ -73,6 +77,23 @@ def test_latex_only_with_formulas():
     assert text.startswith("$$") and r"\text{compute}" in text and text.count("{") == text.count("}")
 
 
+def test_latex_keeps_the_letters():
+    """W_hbm is W with the index hbm, not a bold h: SymPy reads the end of a name as a typeface."""
+    text = explain(decode_step, server=server("llama-3-70b", "ironwood", 8), batch=64, context=8192)._repr_latex_()
+    assert r"\boldsymbol" not in text and "W_{hbm}" in text and "W_{ici}" in text and "b_{kv}" in text
+
+
+def test_every_letter_has_a_meaning():
+    """The legend of the closed forms explains each letter in words of the notation table, not by the name of an argument."""
+    for f, inputs in (
+        (attention_intensity, dict(group=8, context=8192)),
+        (exact_critical_batch, dict(chip=chip("v5e"), d_in=8192, d_out=28672)),
+        (step_time, dict(chip=chip("v5e"), n=8, params=13e9, kv=6.7e9, batch=16)),
+    ):
+        meant = {row["symbol"] for row in notation().values()}
+        assert {letter.rstrip("'") for letter, *_ in explain(f, **inputs).legend} <= meant
+
+
 def test_a_breakdown_is_frozen():
     """A result cannot be edited."""
     with pytest.raises(AttributeError):
@@ -95,6 +116,13 @@ def test_explain_gives_value_formula_and_legend():
 def test_degenerate_counts_vanish_from_the_formula():
     """1 sequence: the letter B does not appear."""
     assert {"C"} == set(map(str, explain(linear, chip=chip("v5e"), batch=1)["compute"].formula.free_symbols))
+
+
+def test_one_byte_is_no_degenerate_case():
+    """int8 weights and fp8 caches weigh 1 byte: their letters stay in the formula, only counts of 0 and 1 vanish."""
+    told = explain(decode_step, server=server(weights="int8", kv="fp8"), batch=64, context=8192)
+    assert "b" in map(str, told["layers/ffn/memory"].formula.free_symbols)
+    assert "b_kv" in map(str, told["layers/attention/memory"].formula.free_symbols)
 
 
 def test_formulas_give_the_values_back():
@@ -135,7 +163,9 @@ def test_numbers_of_numpy_get_their_letter(number):
 
 def test_two_values_of_one_field_get_two_letters():
     """Windowed and full layers of different number: L and L'."""
-    letters = {letter for letter, *_ in explain(decode_step, server=server("gemma-3-27b"), batch=2, context=8192).legend}
+    letters = {
+        letter for letter, *_ in explain(decode_step, server=server("gemma-3-27b"), batch=2, context=8192).legend
+    }
     assert {"L", "L'"} <= letters
 
 

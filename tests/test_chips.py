@@ -18,12 +18,28 @@ def test_every_chip_loads(name):
 
 
 PRINTED = [  # formulas.md T1, S-034, S-035
-    ("v5e", "bf16", 197e12), ("v5e", "int8", 394e12), ("v5e", "hbm_bandwidth", 819e9), ("v5e", "hbm_bytes", 16 * 2**30),
-    ("v5p", "bf16", 459e12), ("v5p", "int8", 918e12), ("v5p", "hbm_bandwidth", 2765e9),
-    ("v6e", "bf16", 918e12), ("v6e", "int8", 1836e12), ("v6e", "fp8", 918e12), ("v6e", "hbm_bandwidth", 1638e9),
-    ("ironwood", "bf16", 2307e12), ("ironwood", "fp8", 4614e12), ("ironwood", "hbm_bandwidth", 7380e9),
-    ("ironwood", "hbm_bytes", 192 * 2**30), ("h100", "bf16", 989e12), ("h100", "fp8", 1979e12), ("h100", "int8", 1979e12),
-    ("h100", "hbm_bandwidth", 3350e9), ("h100", "hbm_bytes", 80e9), ("tpu8i", "fp4", 10100e12), ("tpu8i", "hbm_bandwidth", 8601e9),
+    ("v5e", "bf16", 197e12),
+    ("v5e", "int8", 394e12),
+    ("v5e", "hbm_bandwidth", 819e9),
+    ("v5e", "hbm_bytes", 16 * 2**30),
+    ("v5p", "bf16", 459e12),
+    ("v5p", "int8", 918e12),
+    ("v5p", "hbm_bandwidth", 2765e9),
+    ("v6e", "bf16", 918e12),
+    ("v6e", "int8", 1836e12),
+    ("v6e", "fp8", 918e12),
+    ("v6e", "hbm_bandwidth", 1638e9),
+    ("ironwood", "bf16", 2307e12),
+    ("ironwood", "fp8", 4614e12),
+    ("ironwood", "hbm_bandwidth", 7380e9),
+    ("ironwood", "hbm_bytes", 192 * 2**30),
+    ("h100", "bf16", 989e12),
+    ("h100", "fp8", 1979e12),
+    ("h100", "int8", 1979e12),
+    ("h100", "hbm_bandwidth", 3350e9),
+    ("h100", "hbm_bytes", 80e9),
+    ("tpu8i", "fp4", 10100e12),
+    ("tpu8i", "hbm_bandwidth", 8601e9),
 ]
 
 
@@ -51,9 +67,22 @@ def test_devices_of_a_chip(name, devices):
     assert devices == chip(name).devices
 
 
-@pytest.mark.parametrize(("name", "format"), [
-    ("ironwood", "int8"), ("ironwood", "int4"), ("v5e", "fp8"), ("h100", "int4"), ("mi300x", "fp4"), ("a100", "fp8"),
-    ("v5e", "hbm_bytes"), ("v5e", "name"), ("v5e", "mxfp4"), ("v5e", "int5"), ("v5e", None)])
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("ironwood", "int8"),
+        ("ironwood", "int4"),
+        ("v5e", "fp8"),
+        ("h100", "int4"),
+        ("mi300x", "fp4"),
+        ("a100", "fp8"),
+        ("v5e", "hbm_bytes"),
+        ("v5e", "name"),
+        ("v5e", "mxfp4"),
+        ("v5e", "int5"),
+        ("v5e", None),
+    ],
+)
 def test_a_format_that_is_not_multiplied(name, format):
     """ValueError lists what the chip multiplies natively (formulas.md T2)."""
     with pytest.raises(ValueError, match=f"{name} does not multiply {format}, only: bf16"):
@@ -78,8 +107,10 @@ def test_derating_scales_each_rate():
     assert (full.bf16 / 2, full.int8 / 2, full.hbm_bandwidth / 4) == (slow.bf16, slow.int8, slow.hbm_bandwidth)
     assert (0.1 * 50e9, 1e-6, full.hbm_bytes) == (slow.network.link_bandwidth, slow.network.hop_latency, slow.hbm_bytes)
     assert (None, full) == (slow.fp8, full.derate())
-    assert [225e9, 32e9, 600e9] == [getattr(chip(n).derate(network=0.5).network, link) for n, link in
-                                    [("h100", "egress"), ("mi300x", "link_bandwidth"), ("tpu8i", "egress")]]
+    assert [225e9, 32e9, 600e9] == [
+        getattr(chip(n).derate(network=0.5).network, link)
+        for n, link in [("h100", "egress"), ("mi300x", "link_bandwidth"), ("tpu8i", "egress")]
+    ]
 
 
 @pytest.mark.parametrize("share", [0, -1, float("nan"), float("inf"), "1", None])
@@ -93,8 +124,10 @@ def test_a_share_that_is_none(field, share):
 def test_a_roofline_takes_the_longer_of_the_two():
     """1.97 GFLOP on v5e take 10 us, 8.19 MB take 10 us; twice the bytes 20 us."""
     assert (pytest.approx(1e-5), pytest.approx(2e-5), "memory") == (
-        roofline("op", 1.97e9, 8.19e6, chip("v5e")).value, roofline("op", 1.97e9, 16.38e6, chip("v5e")).value,
-        roofline("op", 1.97e9, 16.38e6, chip("v5e")).bound)
+        roofline("op", 1.97e9, 8.19e6, chip("v5e")).value,
+        roofline("op", 1.97e9, 16.38e6, chip("v5e")).value,
+        roofline("op", 1.97e9, 16.38e6, chip("v5e")).bound,
+    )
 
 
 GOOD = """
@@ -126,10 +159,12 @@ bf16 = "197 TFLOP/s"
 @pytest.fixture
 def toml(tmp_path):
     """Writes a chip file and returns its path as text."""
+
     def write(text, name="mine.toml"):
         path = tmp_path / name
         path.write_text(text)
         return str(path)
+
     return write
 
 
@@ -137,8 +172,16 @@ def test_a_chip_of_your_own(toml):
     """Quantities with units from a TOML file, under the name `chip` as any other."""
     mine = chip(toml(GOOD))
     assert ("mine", 80e9, 3.35e12, 989e12, None, 450e9, 8, 1, 0.001) == (
-        mine.name, mine.hbm_bytes, mine.hbm_bandwidth, mine.peak(), mine.fp8, mine.network.egress, mine.network.domain,
-        mine.devices, mine.price)
+        mine.name,
+        mine.hbm_bytes,
+        mine.hbm_bandwidth,
+        mine.peak(),
+        mine.fp8,
+        mine.network.egress,
+        mine.network.domain,
+        mine.devices,
+        mine.price,
+    )
 
 
 def test_a_chip_of_your_own_is_named_after_its_file(toml):
@@ -167,18 +210,33 @@ def test_a_chip_without_source_does_not_load(toml, text):
         chip(toml(text))
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    ("3350 GB/s", "3350GB/s"), ("3350 GB/s", "fast"), ("3350 GB/s", "3350 gb/s"), ("989 TFLOP/s", "989 TFLOPS")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("3350 GB/s", "3350GB/s"), ("3350 GB/s", "fast"), ("3350 GB/s", "3350 gb/s"), ("989 TFLOP/s", "989 TFLOPS")],
+)
 def test_a_malformed_quantity_is_shown(toml, old, new):
     """ValueError prints it and the form it should have."""
     with pytest.raises(ValueError, match=f"'{new}' is not a number with a unit"):
         chip(toml(GOOD.replace(old, new)))
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    ('"3350 GB/s"', '"-3350 GB/s"'), ('"3350 GB/s"', '"0 GB/s"'), ('"3350 GB/s"', '"nan GB/s"'), ('"3350 GB/s"', '"inf GB/s"'),
-    ("domain = 8", "domain = 0"), ("domain = 8", "domain = 2.5"), ("domain = 8", 'domain = "8"'), ("domain = 8", "domain = true"),
-    ('"3350 GB/s"', '"3350"'), ('"3350 GB/s"', "3350"), ('"80 GB"', '"80 GB/s"'), ('"3350 GB/s"', '"3350 TFLOP/s"')])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"3350 GB/s"', '"-3350 GB/s"'),
+        ('"3350 GB/s"', '"0 GB/s"'),
+        ('"3350 GB/s"', '"nan GB/s"'),
+        ('"3350 GB/s"', '"inf GB/s"'),
+        ("domain = 8", "domain = 0"),
+        ("domain = 8", "domain = 2.5"),
+        ("domain = 8", 'domain = "8"'),
+        ("domain = 8", "domain = true"),
+        ('"3350 GB/s"', '"3350"'),
+        ('"3350 GB/s"', "3350"),
+        ('"80 GB"', '"80 GB/s"'),
+        ('"3350 GB/s"', '"3350 TFLOP/s"'),
+    ],
+)
 def test_an_impossible_quantity_is_refused(toml, old, new):
     """Negative, zero, NaN, infinite, fractional counts, no unit, the wrong dimension: ValueError, no chip."""
     with pytest.raises(ValueError):

@@ -18,8 +18,9 @@ def test_plain_numbers_stay_plain():
     assert all(type(x) is int for x in (maximum(1, 3), minimum(1, 3), ceil(1.5)))
 
 
-@pytest.mark.parametrize("mix", [
-    (1, np.array([1, 5]), np.array([[2], [3]])), (np.array([1, 5]), np.array([[2], [3]]), 1)])
+@pytest.mark.parametrize(
+    "mix", [(1, np.array([1, 5]), np.array([[2], [3]])), (np.array([1, 5]), np.array([[2], [3]]), 1)]
+)
 def test_arrays_broadcast_with_numbers(mix):
     """Any order, any mixture of shapes."""
     np.testing.assert_array_equal([[2, 5], [3, 5]], maximum(*mix))
@@ -55,8 +56,9 @@ def test_empty_arrays_pass_through_the_helpers():
     assert 0 == maximum(np.array([]), 3).size == ceil(np.array([])).size
 
 
-@pytest.mark.parametrize("x", [1, 0.5, 2**70, np.int32(3), np.float64(0.1), [1, 2], (1, 2.5), np.array([[1], [2]]),
-                               np.array(3)], ids=repr)
+@pytest.mark.parametrize(
+    "x", [1, 0.5, 2**70, np.int32(3), np.float64(0.1), [1, 2], (1, 2.5), np.array([[1], [2]]), np.array(3)], ids=repr
+)
 def test_counts_and_sizes_pass(x):
     """As numbers or float arrays of the same values."""
     passed = positive("batch", x)
@@ -71,12 +73,41 @@ def test_whole_arrays_become_floats():
 @pytest.mark.parametrize("kind", ["float16", "float32"])
 def test_narrow_floats_become_wide(kind):
     """A float16 of 8,192 x 64 is infinite: narrow floats are widened at the door."""
-    assert [float, float] == [np.asarray(positive("x", x)).dtype for x in (np.array([64], kind), np.dtype(kind).type(64))]
+    assert [float, float] == [
+        np.asarray(positive("x", x)).dtype for x in (np.array([64], kind), np.dtype(kind).type(64))
+    ]
 
 
-BAD = [0, -1, -0.5, float("nan"), float("inf"), -float("inf"), "64", b"64", None, True, False, [], [1, 0], [1, -1],
-       [1, float("nan")], (1, float("inf")), ["a"], [1, None], [True], np.array([]), np.array([[1, np.nan]]), np.array(0),
-       np.float64("nan"), np.int64(-3), np.bool_(True), np.array([1j]), np.array(["x"]), np.array([1, None])]
+BAD = [
+    0,
+    -1,
+    -0.5,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    "64",
+    b"64",
+    None,
+    True,
+    False,
+    [],
+    [1, 0],
+    [1, -1],
+    [1, float("nan")],
+    (1, float("inf")),
+    ["a"],
+    [1, None],
+    [True],
+    np.array([]),
+    np.array([[1, np.nan]]),
+    np.array(0),
+    np.float64("nan"),
+    np.int64(-3),
+    np.bool_(True),
+    np.array([1j]),
+    np.array(["x"]),
+    np.array([1, None]),
+]
 
 
 @pytest.mark.parametrize("x", BAD, ids=repr)

@@ -44,7 +44,7 @@ def test_a_table_without_a_source_column_does_not_load(folder):
         facts.table("t")
 
 
-@pytest.mark.parametrize("line", ['', 'source = ""', 'source = "  "'])
+@pytest.mark.parametrize("line", ["", 'source = ""', 'source = "  "'])
 def test_an_entry_without_source_does_not_load(folder, line):
     """ValueError names file and entry."""
     (folder / "t.toml").write_text(f'["a"]\nsource = "x"\n["b"]\nvalue = 1\n{line}\n')
@@ -58,8 +58,10 @@ def test_entries_come_by_name(folder):
     assert {"a-1.5": {"source": "x", "width": 3}} == dict(facts.nested("t"))
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("989 TFLOP/s", 9.89e14), ("80 GB", 80e9), ("96 GiB", 96 * 2**30), ("0.6 us", 6e-7), ("3.6 USD/h", 0.001)])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("989 TFLOP/s", 9.89e14), ("80 GB", 80e9), ("96 GiB", 96 * 2**30), ("0.6 us", 6e-7), ("3.6 USD/h", 0.001)],
+)
 def test_a_quantity_is_a_number_and_a_unit(text, expected):
     """In SI base units."""
     assert expected == facts.quantity(text)

@@ -4,8 +4,21 @@ import pytest
 
 from lib.formats import Format, Precision, format
 
-BITS = [("f32", 32), ("bf16", 16), ("f16", 16), ("int8", 8), ("fp8", 8), ("int4", 4), ("fp4", 4), ("int4g128", 4.125),
-        ("mxfp4", 4.25), ("nvfp4", 4.5), ("mxfp8", 8.25), ("int4g32", 4.5), ("fp8b128", 8 + 32 / 128**2)]
+BITS = [
+    ("f32", 32),
+    ("bf16", 16),
+    ("f16", 16),
+    ("int8", 8),
+    ("fp8", 8),
+    ("int4", 4),
+    ("fp4", 4),
+    ("int4g128", 4.125),
+    ("mxfp4", 4.25),
+    ("nvfp4", 4.5),
+    ("mxfp8", 8.25),
+    ("int4g32", 4.5),
+    ("fp8b128", 8 + 32 / 128**2),
+]
 
 
 @pytest.mark.parametrize(("name", "bits"), BITS)
@@ -16,8 +29,9 @@ def test_bits_with_their_share_of_the_scales(name, bits):
 
 def test_a_format_passes_as_it_is():
     """One of your own needs no name in the table."""
-    mine = Format("ternary", 1.6 / 8, "bf16")
+    mine, equal = (Format("ternary", 1.6 / 8, "bf16") for _ in range(2))
     assert mine is format(mine) and mine is Precision(weights=mine).weights
+    assert equal is format(equal)
 
 
 @pytest.mark.parametrize("name", ["bf17", "", 8, None, "BF16 "])
@@ -56,8 +70,12 @@ def test_modules_default_to_the_weights():
 
 def test_precision_is_bf16_by_default():
     """The book's default for weights, KV, activations and math."""
-    assert ("bf16", "bf16", "bf16", "bf16") == (Precision().weights.name, Precision().kv.name, Precision().activations.name,
-                                                Precision().math)
+    assert ("bf16", "bf16", "bf16", "bf16") == (
+        Precision().weights.name,
+        Precision().kv.name,
+        Precision().activations.name,
+        Precision().math,
+    )
 
 
 def test_formats_may_be_arrays():

@@ -20,12 +20,16 @@ from lib.network import (
     reduce_scatter,
 )
 
-RING = Torus(link_bandwidth=50e9, hop_latency=1e-6, axes=1, wrap=4, domain=1024)       # both links: 100 GB/s
-LINE = Torus(link_bandwidth=50e9, hop_latency=1e-6, axes=1, wrap=2048, domain=1024)    # never closes
+RING = Torus(link_bandwidth=50e9, hop_latency=1e-6, axes=1, wrap=4, domain=1024)  # both links: 100 GB/s
+LINE = Torus(link_bandwidth=50e9, hop_latency=1e-6, axes=1, wrap=2048, domain=1024)  # never closes
 
 HOPS = [  # formulas.md T7
-    ("v5e", 8, (2, 4), 4), ("v5e", 16, (4, 4), 6), ("v5e", 32, (4, 8), 10), ("v5e", 256, (16, 16), 16),
-    ("ironwood", 8, (2, 2, 2), 3), ("ironwood", 64, (4, 4, 4), 6),
+    ("v5e", 8, (2, 4), 4),
+    ("v5e", 16, (4, 4), 6),
+    ("v5e", 32, (4, 8), 10),
+    ("v5e", 256, (16, 16), 16),
+    ("ironwood", 8, (2, 2, 2), 3),
+    ("ironwood", 64, (4, 4, 4), 6),
     ("v4", 1024, (8, 8, 16), 16),  # claim S-023: the diameter that Boardfly brings down to 7
 ]
 
@@ -34,11 +38,21 @@ HOPS = [  # formulas.md T7
 def test_the_most_compact_slice_and_its_diameter(name, chips, shape, hops):
     """X/2 hops along a wrapped axis, X - 1 along one that is not, summed over the axes."""
     network = chip(name).network
-    assert (shape, hops, hops) == (compact(chips, network.axes), network.slice(chips).hops, network.slice(chips, shape).hops)
+    assert (shape, hops, hops) == (
+        compact(chips, network.axes),
+        network.slice(chips).hops,
+        network.slice(chips, shape).hops,
+    )
 
 
-FLOORS = [("v5e", 8, 1.28), ("v5e", 16, 1.92), ("v5e", 32, 3.20), ("v5e", 256, 5.12), ("ironwood", 8, 0.96),
-          ("ironwood", 64, 1.92)]
+FLOORS = [
+    ("v5e", 8, 1.28),
+    ("v5e", 16, 1.92),
+    ("v5e", 32, 3.20),
+    ("v5e", 256, 5.12),
+    ("ironwood", 8, 0.96),
+    ("ironwood", 64, 1.92),
+]
 
 
 @pytest.mark.parametrize(("name", "chips", "milliseconds"), FLOORS)
@@ -48,8 +62,11 @@ def test_hop_floor_of_llama_70b(name, chips, milliseconds):
 
 
 @pytest.mark.parametrize("collective", [all_gather, reduce_scatter, all_reduce, all_to_all])
-@pytest.mark.parametrize("network", [RING, LINE, Switch(450e9, 6e-7, 8), Mesh(64e9, 8e-7, 8), Boardfly(1.2e12, 1e-6, 64)],
-                         ids=lambda n: type(n).__name__)
+@pytest.mark.parametrize(
+    "network",
+    [RING, LINE, Switch(450e9, 6e-7, 8), Mesh(64e9, 8e-7, 8), Boardfly(1.2e12, 1e-6, 64)],
+    ids=lambda n: type(n).__name__,
+)
 def test_one_chip_talks_to_nobody(collective, network):
     """A collective of one costs 0, latency included: one chip is a case, not a branch."""
     assert (0, 0) == (collective(1e9, 1, network).value, collective(1e9, 1, network).serial)
@@ -116,7 +133,8 @@ def test_all_to_all_on_a_torus_is_bound_by_its_longest_axis(shape):
     """V/4 crosses the middle of the long axis each way, over 2 cuts x chips across x one-way links."""
     network, n = chip("v5e").network, shape[0] * shape[1]
     assert 1e9 / 4 / (2 * shape[0] * 50e9) == pytest.approx(
-        all_to_all(1e9, n, network.slice(n, shape))["bandwidth"].value)
+        all_to_all(1e9, n, network.slice(n, shape))["bandwidth"].value
+    )
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -134,7 +152,9 @@ def test_all_to_all_on_a_full_mesh(n):
 @pytest.mark.parametrize(("n", "links"), [(2, 1), (4, 3), (8, 7)])
 def test_a_pair_on_a_mesh_has_one_link(n, links):
     """64 GB/s to each of the others taking part: 1, 3 or 7 of the 7 links of an MI300X."""
-    assert 1e9 * (n - 1) / n / (links * 64e9) == pytest.approx(all_gather(1e9, n, chip("mi300x").network)["bandwidth"].value)
+    assert 1e9 * (n - 1) / n / (links * 64e9) == pytest.approx(
+        all_gather(1e9, n, chip("mi300x").network)["bandwidth"].value
+    )
 
 
 @pytest.mark.parametrize(("n", "hops"), [(1, 0), (2, 1), (4, 1), (8, 3), (32, 3), (64, 7), (1024, 7)])
@@ -192,8 +212,13 @@ def test_a_slice_cuts_itself():
     assert (mine, 3e-6) == (mine.slice(8), all_gather(0, 8, mine).value)
 
 
-@given(st.sampled_from(sorted(CHIPS)), st.integers(1, 300), st.floats(0, 1e10), st.floats(1, 8),
-       st.sampled_from([all_gather, reduce_scatter, all_reduce, all_to_all]))
+@given(
+    st.sampled_from(sorted(CHIPS)),
+    st.integers(1, 300),
+    st.floats(0, 1e10),
+    st.floats(1, 8),
+    st.sampled_from([all_gather, reduce_scatter, all_reduce, all_to_all]),
+)
 def test_more_of_a_network_is_never_slower(name, n, bytes, factor, collective):
     """More bandwidth helps or does nothing; more bytes cost time or nothing; nothing is free of its hops."""
     network = CHIPS[name].network
@@ -207,12 +232,15 @@ def test_more_of_a_network_is_never_slower(name, n, bytes, factor, collective):
 
 @given(st.sampled_from(sorted(CHIPS)), st.integers(2, 300), st.floats(1e6, 1e10))
 def test_nothing_is_sent_faster_than_all_links_can(name, n, bytes):
-    """A chip of an all-gather receives (n-1)/n of the bytes, one of an all-to-all (n-1)/n of its n-th: never faster than its
-    links together."""
+    """A chip receives (n-1)/n of the bytes of an all-gather, an n-th of that in an all-to-all: never faster than
+    its links together."""
     network = CHIPS[name].network
     assume(n <= network.domain)
-    links = network.egress if hasattr(network, "egress") else network.link_bandwidth * (
-        2 * network.axes if isinstance(network, Torus) else n - 1)
+    links = (
+        network.egress
+        if hasattr(network, "egress")
+        else network.link_bandwidth * (2 * network.axes if isinstance(network, Torus) else n - 1)
+    )
     received = bytes * (n - 1) / n
     assert all_gather(bytes, n, network).value >= received / links * (1 - 1e-12)
     assert all_to_all(bytes, n, network).value >= received / n / links * (1 - 1e-12)

@@ -82,6 +82,7 @@ SHOWN = [
     (8.0, "FLOP/B", "8 FLOP/B"),
     (1.97e14, "FLOP/s", "197 TFLOP/s"),
     (17_179_869_184, "B", "17.2 GB"),
+    (0.53125, "B", "0.531 B"),  # a byte has no thousandth
 ]
 
 

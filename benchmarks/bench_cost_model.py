@@ -1,0 +1,63 @@
+"""Speed of the cost model, warm. Absolute times depend on the machine; the figures to quote are the rates per core.
+
+Run with `make bench`. Targets: 4 million configurations a second through `decode_step` on one core, 50 million jitted on two,
+0.3 ms for a scalar step, 1 s for `explain`, 0.1 s for `import lib`."""
+
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from lib import Plan, Server, chip, decode_step, explain, model
+
+SERVER = Server(model("llama-3-70b"), chip("ironwood"), Plan(tensor=8))
+BATCH, CONTEXT = (axis.astype(float).ravel() for axis in np.meshgrid(np.arange(1, 1001), np.arange(128, 128_001, 128)))
+
+
+def test_sweep_of_a_million_configurations(benchmark):
+    """Distinct (batch, context) pairs through the whole tree, NumPy, one core."""
+    assert len(BATCH) == 1_000_000
+    benchmark.pedantic(decode_step, (SERVER, BATCH, CONTEXT), rounds=7, warmup_rounds=3)
+    benchmark.extra_info["million_per_second"] = round(1e-6 * len(BATCH) / benchmark.stats["median"], 1)
+
+
+def test_sweep_of_a_million_configurations_jitted(benchmark):
+    """The same through jax.jit, as many cores as XLA takes."""
+    jax = pytest.importorskip("jax")
+    with jax.enable_x64(True):
+        step = jax.jit(lambda batch, context: decode_step(SERVER, batch, context).value)
+        batch, context = jax.numpy.asarray(BATCH), jax.numpy.asarray(CONTEXT)
+        benchmark.pedantic(lambda: step(batch, context).block_until_ready(), rounds=20, warmup_rounds=3)
+    benchmark.extra_info["million_per_second"] = round(1e-6 * len(BATCH) / benchmark.stats["median"], 1)
+
+
+def test_one_step(benchmark):
+    """One scalar configuration, the whole tree."""
+    benchmark(decode_step, SERVER, 64, 32_768)
+
+
+def test_explain(benchmark):
+    """The same configuration with its formulas."""
+    benchmark(explain, decode_step, server=SERVER, batch=64, context=32_768)
+
+
+def test_import(benchmark):
+    """A fresh interpreter that imports `lib`, less one that imports nothing: read the difference of the two rows."""
+    benchmark.pedantic(subprocess.run, ([sys.executable, "-c", "import lib"],), {"check": True}, rounds=7, warmup_rounds=2)
+
+
+def test_bare_interpreter(benchmark):
+    """A fresh interpreter that imports nothing."""
+    benchmark.pedantic(subprocess.run, ([sys.executable, "-c", "pass"],), {"check": True}, rounds=7, warmup_rounds=2)
+
+
+def test_memory_of_a_sweep():
+    """A million configurations stay under 1 GB at their peak."""
+    tracemalloc.start()
+    decode_step(SERVER, BATCH, CONTEXT)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    print(f"peak memory of the sweep: {peak / 1e6:.0f} MB")
+    assert peak < 1e9

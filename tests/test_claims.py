@@ -1,0 +1,179 @@
+"""The ledger and the book hold each other: every claim has its check, and a changed fact fails the checks that use it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import lib
+from lib import chip, claims, model
+from lib.claims import Check, Checks, check, checks, half_digit, stated
+from lib.facts import nested, table
+from lib.formats import format
+from lib.units import factor
+
+BOOK = Path(__file__).parent.parent / "book"
+PENDING = ("prefill", "disaggregation", "sharding", "quantization", "speculation", "moe")   # chapters to be written
+ID = re.compile(r"\b(?:S|B\d|X)-\d{3}\b")
+
+
+def cells(path):
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def source(cell):
+    return "".join(cell["source"])
+
+
+def checked():
+    """Claim ids in the stored outputs of the cells that check something; nbval proves those outputs."""
+    text = [json.dumps(cell["outputs"]) for path in BOOK.glob("*.ipynb") for cell in cells(path)
+            if cell["cell_type"] == "code" and re.search(r"\bchecks?\(", source(cell))]
+    return set(ID.findall("\n".join(text)))
+
+
+def test_every_claim_of_a_written_chapter_is_checked():
+    """Claims and checks match both ways; the claims of chapters to be written are pending by topic."""
+    assert checked() <= set(claims())
+    owed = {id for id, row in claims().items() if row["topic"] not in PENDING}
+    assert owed - checked() == set()
+
+
+def test_pending_topics_are_topics():
+    """The pending list names topics of the ledger, so that it cannot hide a claim by a typing error."""
+    assert set(PENDING) <= {row["topic"] for row in claims().values()}
+
+
+def test_prose_states_what_the_next_cell_checks():
+    """Before the check of a single claim the text states the printed number."""
+    silent = []
+    for path in BOOK.glob("*.ipynb"):
+        prose = ""
+        for cell in cells(path):
+            prose = prose + source(cell) if cell["cell_type"] == "markdown" else prose
+            for id in re.findall(r'\bcheck\("([^"]+)"', source(cell)) if cell["cell_type"] == "code" else ():
+                silent += [id] if claims()[id]["stated"] not in prose.replace(",", "") else []
+    assert silent == []
+
+
+def run(path, namespace):
+    """Run a notebook's code up to the demos, which compile and measure."""
+    for cell in cells(path):
+        if cell["cell_type"] == "code":
+            if "lib.demos" in source(cell):
+                return
+            if "nbval-ignore-output" not in cell["metadata"].get("tags", ()):
+                exec(compile(source(cell), path.name, "exec"), namespace)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """A function that runs the book and returns {id: value} of what it checks, right or wrong."""
+    def book():
+        for cached in (chip, model, format):
+            cached.cache_clear()
+        values = {}
+
+        def note(id, value):
+            values[id] = float(getattr(value, "value", value))
+
+        monkeypatch.setattr(lib, "check", note)
+        monkeypatch.setattr(lib, "checks", lambda many: [note(*item) for item in many.items()])
+        for path in (BOOK / "decode.ipynb", BOOK / "evidence.ipynb"):
+            run(path, {})
+        return values
+
+    yield book
+    for cached in (chip, model, format):
+        cached.cache_clear()
+
+
+FACTS = [("v5e", "hbm_bandwidth"), ("v5e", "bf16"), ("v5e", "hbm_bytes"), ("v5e", "int8"), ("ironwood", "hbm_bandwidth"),
+         ("ironwood", "link_bandwidth"), ("h100", "hbm_bandwidth"), ("v4", "hbm_bandwidth"), ("v5p", "bf16"),
+         ("v6e", "hbm_bytes")]
+
+
+@pytest.mark.parametrize(("name", "field"), FACTS)
+def test_a_changed_chip_fails_the_checks_that_use_it(recorded, monkeypatch, name, field):
+    """Three per cent more of a chip's fact, in every reading, fails every check whose value it moves."""
+    before = recorded()
+    for row in table("chips"):
+        if (row["chip"], row["field"]) == (name, field) and row["value"]:
+            monkeypatch.setitem(row, "value", str(1.03 * float(row["value"])))
+    assert_moved_checks_fail(before, recorded())
+
+
+@pytest.mark.parametrize("name", ["llama-2-13b", "llama-3.1-70b", "llama-3.1-405b", "llama-3.1-8b"])
+def test_a_changed_model_fails_the_checks_that_use_it(recorded, monkeypatch, name):
+    """Three per cent more layers of a model fail every check whose value they move."""
+    before = recorded()
+    block = nested("models")[name]["blocks"][0]
+    monkeypatch.setitem(block, "layers", round(1.03 * block["layers"] + 0.5))
+    assert_moved_checks_fail(before, recorded())
+
+
+def assert_moved_checks_fail(before, after):
+    moved = {id for id in before if abs(after[id] - before[id]) > 0.01 * abs(before[id])}
+    assert moved, "no check uses this fact"
+    for id in sorted(moved):
+        with pytest.raises(AssertionError):
+            check(id, after[id])
+
+
+def test_a_match_holds_to_half_its_last_printed_digit():
+    """7.0 ms is matched by what rounds to it, if the ledger's own recomputation says the same."""
+    assert check("S-026", 7.01475e-3).verdict == "match"
+    with pytest.raises(AssertionError, match="S-026"):
+        check("S-026", 7.06e-3)
+
+
+def test_a_disagreement_must_stay_one():
+    """A claim recorded as wrong fails when the computed value comes to agree with it."""
+    assert check("B8-073", 76.5944).error == pytest.approx(-0.234, abs=1e-3)
+    with pytest.raises(AssertionError):
+        check("B8-073", 100.0)
+
+
+def test_unknown_claim():
+    """An id that is not in the ledger is refused with the ids there are."""
+    with pytest.raises(KeyError, match="unknown claim 'S-999'.*S-001"):
+        check("S-999", 1.0)
+
+
+@pytest.mark.parametrize("value", [None, "fast", [1.0, 2.0], float("nan"), float("inf")])
+def test_a_check_takes_one_number(value):
+    """Anything but one finite number is refused or fails; it never passes."""
+    with pytest.raises((ValueError, AssertionError)):
+        check("S-026", value)
+
+
+def test_half_digit():
+    """Half a unit of the last printed digit, exponents and trailing zeros included."""
+    found = [half_digit(text) for text in ("7.0", "240", "8.5e9", "0.27", "20.30")]
+    assert found == pytest.approx([0.05, 0.5, 5e7, 0.005, 0.005])
+
+
+def test_stated_is_in_si():
+    """A stated value comes out in SI base units; a claim that states nothing says so."""
+    assert stated("S-026") == pytest.approx(7.0e-3)
+    with pytest.raises(ValueError, match="states no value"):
+        stated("S-005")
+
+
+def test_every_unit_of_the_ledger_is_known():
+    """Each claim's unit converts to SI."""
+    assert all(factor(row["unit"]) > 0 for row in claims().values())
+
+
+def test_views():
+    """A check prints stated, computed, error and source; several make one table with a row each."""
+    one, many = check("S-026", 7.01475e-3), checks({"S-025": 14.0295e-3, "S-026": 7.01475e-3})
+    assert isinstance(one, Check) and isinstance(many, Checks)
+    assert all(text in repr(one) for text in ("S-026", "stated 7.0 ms", "computed 7.015 ms", "+0.2%", "SEED"))
+    assert repr(many).count("\n") == 1 and many._repr_html_().count("<tr>") == 3
+
+
+def test_markup_in_a_claim_is_escaped():
+    """What a source writes cannot become markup of the page."""
+    assert "&lt;b&gt;" in Check("X-1", "<b>", "s", "x", "x", "match", "1", 1.0)._repr_html_()

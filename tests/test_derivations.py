@@ -1,0 +1,183 @@
+"""SymPy derives the textbook results from the code: the formulas of the chapter are what the functions return."""
+
+from dataclasses import replace
+
+import pytest
+from sympy import Min, Rational, Symbol, ceiling, limit, nsimplify, oo, simplify, solve, symbols
+
+from lib.bounds import (
+    attention_intensity,
+    critical_batch,
+    exact_critical_batch,
+    half_throughput_batch,
+    saturation_throughput,
+    step_floor,
+    step_time,
+)
+from lib.breakdown import symbolic
+from lib.chips import chip
+from lib.formats import Format
+from lib.forward import decode_step, forward
+from lib.mixers import GQA, MLA, pairs
+from lib.network import Slice, all_gather, all_reduce
+from lib.server import Server, footprint
+
+B, C, W, P, KV, X, S, T, G, D, F, b = symbols("B C W P KV X S T G D F b", positive=True)
+CHIP = replace(chip("v5e"), bf16=C, hbm_bandwidth=W)
+STORED = Format("any", b, "bf16")
+
+
+def equal(left, right):
+    """Whether two formulas are the same for every number in them."""
+    return simplify(nsimplify(left - right)) == 0
+
+
+def test_critical_batch_makes_arithmetic_and_reading_equal():
+    """Equating the two terms of 7.2's matmuls gives (b/2) C/W, whatever the parameters and chips (formula 1.4)."""
+    matmuls = step_time(CHIP, X, P, KV, B, STORED)["matmuls"]
+    (crossing,) = solve(matmuls["compute"].value - matmuls["memory"].value, B)
+    assert equal(crossing, b / 2 * C / W)
+    assert equal(crossing, critical_batch(CHIP, STORED).value)
+
+
+def test_critical_batch_in_bf16_is_the_ridge():
+    """C/W: 2 bytes a weight meet 2 FLOPs."""
+    assert equal(critical_batch(CHIP).value, C / W)
+
+
+def test_exact_critical_batch_solves_the_finite_matmul():
+    """2 B D F / C = (b D F + 2 B (D + F)) / W, and C/W again for wide matrices."""
+    found = exact_critical_batch(CHIP, D, F, STORED).value
+    (crossing,) = solve(2 * B * D * F / C - (b * D * F + 2 * B * (D + F)) / W, B)
+    assert equal(found, crossing)
+    assert equal(limit(limit(found, F, oo), D, oo), b / 2 * C / W)
+
+
+def test_decode_attention_intensity_tends_to_the_group():
+    """S G / (S + G) at 16 bits, G for long contexts, 2 G T / b in general."""
+    assert equal(attention_intensity(G, S).value, S * G / (S + G))
+    assert equal(limit(attention_intensity(G, S).value, S, oo), G)
+    assert equal(limit(attention_intensity(G, S, T, STORED).value, S, oo), 2 * G * T / b)
+
+
+def test_intensity_of_the_pass_is_that_of_the_closed_form():
+    """FLOPs over bytes of GQA decode attention with N = G K heads tend to G: the cache is read, the new token written,
+    queries come in and outputs go out."""
+    K, H = symbols("K H", positive=True)
+    layer = GQA(G * K, K, H)
+    moved = layer.read(1, S, 2) + layer.write(1, 2) + 2 * layer.width()
+    assert equal(limit(layer.flops(1, S) / moved, S, oo), G)
+
+
+def test_prefill_attention_intensity_is_half_the_prompt():
+    """T/2 for MHA, T G/(G+1) for groups; half of it where causal blocks are skipped, as here (formulas.md, 7.3)."""
+    K, H = symbols("K H", positive=True)
+    mha, gqa = GQA(K, K, H), GQA(G * K, K, H)
+
+    def intensity(layer):
+        moved = layer.write(T, 2) + 2 * T * layer.width()  # keys, values, queries and outputs, each once
+        return layer.flops(T, 0) / moved
+
+    # The code skips causal blocks: (T + 1)/2 tokens seen on average, so the limits are half of the textbook's.
+    assert equal(limit(intensity(mha) / T, T, oo), Rational(1, 2) / 2)
+    assert equal(limit(intensity(gqa) / T, T, oo), G / (G + 1) / 2)
+
+
+def test_causal_attention_is_half():
+    """T (T + 1) / 2 pairs; T tokens after S see S each and the triangle."""
+    assert equal(pairs(T, 0), T * (T + 1) / 2)
+    assert equal(pairs(T, S), T * S + pairs(T, 0))
+    assert equal(pairs(T, 0) + pairs(T, T), pairs(2 * T, 0))
+
+
+def test_absorbed_latent_attention_is_near_the_ridge():
+    """2 N (2 r + H_r) / (b (r + H_r)): DeepSeek's 128 heads on 512 + 64 values make 242 FLOP/B (trap 11)."""
+    latent = MLA(128, None, 512, 64, 128, 128)
+    flops = latent.flops(1, S)  # the cheaper of absorbed and expanded: a Min
+    assert isinstance(flops, Min)
+    intensity = min(limit(way / latent.read(1, S, 2), S, oo) for way in flops.args)
+    assert equal(intensity, Rational(2 * 128 * (576 + 512), 2 * 576))
+
+
+def test_throughput_saturates():
+    """lim B/T(B) of the floor = X W / KV; of 7.2, which adds arithmetic, 1/(KV/(X W) + 2 P/(X C))."""
+    floor = step_floor(CHIP, X, P, KV, B, STORED).value
+    assert equal(limit(B / floor, B, oo), saturation_throughput(CHIP, X, KV).value)
+    assert equal(limit(B / floor, B, oo), X * W / KV)
+    attention, compute = step_time(CHIP, X, P, KV, B)["attention"], step_time(CHIP, X, P, KV, B)["matmuls/compute"]
+    assert equal(limit(B / (attention.value + compute.value), B, oo), 1 / (KV / (X * W) + 2 * P / (X * C)))
+
+
+def test_half_of_saturation_where_caches_weigh_as_much_as_weights():
+    """Solving B/T = (X W/KV)/2 for B gives b P / KV: no chip in it."""
+    floor = step_floor(CHIP, X, P, KV, B, STORED).value
+    (half,) = solve(B / floor - saturation_throughput(CHIP, X, KV).value / 2, B)
+    assert equal(half, half_throughput_batch(P, KV, STORED).value)
+    assert half.free_symbols == {b, P, KV}
+
+
+def test_step_time_is_formula_7_2():
+    """B KV/(X W) + max(2 B P/(X C), b P/(X W))."""
+    step = step_time(CHIP, X, P, KV, B, STORED)
+    assert equal(step["attention"].value, B * KV / (X * W))
+    assert equal(step["matmuls/compute"].value, 2 * B * P / (X * C))
+    assert equal(step["matmuls/memory"].value, b * P / (X * W))
+    assert step.value.has(B, KV, P)
+
+
+def letters(name="llama-3-70b"):
+    """A server of one dense block in symbols."""
+    from strategies import server
+
+    return symbolic(server(name, "ironwood", 8), ("server",), {})
+
+
+def test_a_symbolic_pass_keeps_its_letters():
+    """Query heads N, KV heads K, min(K, X) ways: the formula says how the cache is cut."""
+    step = decode_step(letters(), Symbol("B", positive=True), Symbol("S", positive=True))
+    assert {"B", "S", "K", "X", "H", "L"} <= set(map(str, step["layers/attention/memory"].value.free_symbols))
+    assert step["layers/attention/memory"].value.has(Min)
+
+
+def test_step_is_linear_in_the_context():
+    """A token more costs the same at any context: the average context of a growing batch is its middle (trap 20)."""
+    s = Symbol("s", positive=True)
+    memory = decode_step(letters(), B, s)["layers/attention/memory"].value
+    assert memory.diff(s, 2) == 0 and memory.diff(s) != 0
+
+
+def test_verification_reads_the_cache_once():
+    """k + 1 tokens a sequence: arithmetic of k + 1, the cache read of one (trap 6)."""
+    k, s = symbols("k s", positive=True)
+    step = forward(letters(), B, k + 1, s)["layers/attention"]
+    per_token = limit(step["compute"].value / s, s, oo) / (k + 1)
+    assert not per_token.has(k)
+    assert not limit(step["memory"].value / s, s, oo).has(k)
+
+
+def test_an_all_reduce_is_two_all_gathers_in_letters():
+    """Latency and bandwidth: 2 h alpha and 2 V (1 - 1/n) / W."""
+    V, n, h, w, alpha = symbols("V n h w alpha", positive=True)
+    on = Slice(n, h, w, w, alpha)
+    assert equal(all_gather(V, n, on)["bandwidth"].value, V * (1 - 1 / n) / w)
+    assert all_reduce(V, n, on).value == 2 * all_gather(V, n, on).value
+    assert equal(all_gather(V, n, on)["latency"].value, h * alpha)
+
+
+def test_capacity_in_letters():
+    """K and V of K heads of width H in L layers, cut min(K, X) ways: b_kv 2 K H L S B / min(K, X)."""
+    seen = {}
+    from strategies import server
+
+    one = symbolic(server("llama-3-70b", "ironwood", 16), ("server",), seen)
+    held = footprint(one, B, S)["KV cache"].value
+    named = {letter: entry[0] for letter, entry in seen.items()}
+    K, H, L, ways = named["K"], named["H"], named["L"], Min(named["K"], named["X"])
+    kv = next(named[letter] for letter in ("b_kv", "b") if letter in named and named[letter] in held.free_symbols)
+    assert equal(held.subs(ceiling(S), S), kv * 2 * K * H * L * S * B / ways)
+    assert isinstance(one, Server)
+
+
+def test_units_of_the_textbook():
+    """240 sequences: v5e's numbers put into the derived formula (claim S-001 with W = 8.2e11)."""
+    assert 240.24 == pytest.approx(float(critical_batch(CHIP).value.subs({C: 1.97e14, W: 8.2e11})), abs=0.005)

@@ -1,0 +1,343 @@
+"""The time of one pass, operation by operation."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import batches, contexts, nodes, server, servers
+
+from lib.chips import chip
+from lib.formats import Precision
+from lib.forward import decode_step, forward, prefill
+from lib.mixers import Shared
+from lib.models import model
+from lib.network import all_reduce
+from lib.server import Plan, Server
+
+C, W = 2307e12, 7380e9  # Ironwood, bf16
+D, N, K, H, F, V, L = 8192, 64, 8, 128, 28672, 128_256, 80  # LLaMA-3-70B
+STEP = decode_step(server("llama-3-70b", "ironwood", 8), 64, 8192)
+BY_HAND = {  # seconds on each of 8 chips: every operation of a decode step of 64 sequences after 8,192 tokens
+    "embed/memory": 64 * D * (2 + 2) / 8 / W,
+    "layers/projections/compute": L * 2 * 64 * (2 * D * N * H + 2 * D * K * H) / 8 / C,
+    "layers/projections/memory": L * (2 * (2 * D * N * H + 2 * D * K * H) / 8 + 2 * 64 * (2 * D + 2 * N * H / 8)) / W,
+    "layers/attention/compute": L * 64 * 4 * N * H * 8193 / 8 / C,
+    "layers/attention/memory": L * (64 * 2 * 2 * K * H * 8193 / 8 + 2 * 64 * 2 * N * H / 8) / W,
+    "layers/ffn/compute": L * 2 * 64 * 3 * D * F / 8 / C,
+    "layers/ffn/memory": L * (2 * 3 * D * F / 8 + 2 * 64 * (2 * D + 3 * F / 8)) / W,
+    "layers/all-reduce/reduce-scatter/latency": L * 2 * 3e-6,
+    "layers/all-reduce/reduce-scatter/bandwidth": L * 2 * 2 * 64 * D * 7 / 8 / 300e9,
+    "layers/all-reduce/all-gather/latency": L * 2 * 3e-6,
+    "layers/all-reduce/all-gather/bandwidth": L * 2 * 2 * 64 * D * 7 / 8 / 300e9,
+    "unembed/compute": 2 * 64 * D * V / 8 / C,
+    "unembed/memory": (2 * D * V / 8 + 2 * 64 * (D + V / 8)) / W,
+}
+
+
+@pytest.mark.parametrize("path", BY_HAND)
+def test_a_decode_step_by_hand(path):
+    """70B on 8 Ironwood chips, batch 64, 8,192 tokens: weights, caches, activations and the new KV are moved once."""
+    assert BY_HAND[path] == pytest.approx(STEP[path].value, rel=1e-12)
+
+
+def test_the_step_is_what_its_operations_take():
+    """The sum over operations of the longer of arithmetic and memory: nothing is left out of the table above."""
+    seconds = BY_HAND["embed/memory"]
+    for one in ("layers/projections", "layers/attention", "layers/ffn", "unembed"):
+        seconds += max(BY_HAND[f"{one}/compute"], BY_HAND[f"{one}/memory"])
+    for half in ("reduce-scatter", "all-gather"):
+        seconds += max(BY_HAND[f"layers/all-reduce/{half}/latency"], BY_HAND[f"layers/all-reduce/{half}/bandwidth"])
+    assert STEP.value == pytest.approx(seconds, rel=1e-12)
+
+
+def test_decode_and_prefill_are_corners_of_forward():
+    """One new token after the context; all tokens after none."""
+    one = server("llama-3-70b", "ironwood", 8)
+    assert (forward(one, 4, 1, 100).value, forward(one, 4, 100, 0).value) == (
+        decode_step(one, 4, 100).value,
+        prefill(one, 4, 100).value,
+    )
+
+
+def test_a_prefill_by_hand():
+    """8B, one prompt of 2,048 tokens on one H100, compute-bound projections and FFN; logits of one token only."""
+    T, c = 2048, 989e12
+    pre = prefill(server("llama-3-8b", "h100"), 1, T)
+    matmul = 2 * 4096 * 4096 + 2 * 4096 * 1024
+    assert [
+        32 * 2 * T * matmul / c,
+        32 * 2 * T * 3 * 4096 * 14336 / c,
+        32 * 4 * 4096 * T * (T + 1) / 2 / c,
+        2 * 4096 * 128_256 / c,
+    ] == [
+        pytest.approx(pre[path].value, rel=1e-12)
+        for path in ("layers/projections/compute", "layers/ffn/compute", "layers/attention/compute", "unembed/compute")
+    ]
+    assert ("compute", "compute") == (pre["layers/projections"].bound, pre["layers/ffn"].bound)
+
+
+def test_experts_are_read_as_often_as_they_are_touched():
+    """Mixtral, one chip, 4 sequences: 5.47 of 8 experts read, 2 multiplied (formulas.md T11: 5.5)."""
+    E, k, B = 8, 2, 4
+    touched = E * (1 - (1 - k / E) ** B)
+    expert, router = 3 * 4096 * 14336, 4096 * 8
+    ffn = decode_step(server("mixtral-8x7b", "ironwood"), B, 1000)["layers/ffn"]
+    assert 5.5 == round(touched, 1)
+    assert [
+        32 * 2 * B * (k * expert + router) / C,
+        32 * (2 * (touched * expert + router) + 2 * B * (2 * k * 4096 + 3 * k * 14336)) / W,
+    ] == [pytest.approx(ffn[part].value, rel=1e-12) for part in ("compute", "memory")]
+
+
+def test_latent_attention_by_hand():
+    """DeepSeek-V3 on one chip: 576 values a token are read once for keys and values; scores cost 2 N (576 + 512)."""
+    B, S = 8, 4096
+    attention = decode_step(server("deepseek-v3", "ironwood"), B, S)["moe/attention"]
+    moved = 2 * 576 * (S + 1) * B + 2 * B * 128 * (128 + 64 + 128)
+    assert [58 * B * 2 * 128 * (576 + 512) * (S + 1) / C, 58 * moved / W] == [
+        pytest.approx(attention[part].value, rel=1e-12) for part in ("compute", "memory")
+    ]
+
+
+def test_dense_layers_come_before_the_experts():
+    """DeepSeek-V3: 3 dense layers of width 18,432, 58 with 256 experts and a shared one."""
+    one = decode_step(server("deepseek-v3", "ironwood"), 1, 100)
+    assert ["embed", "dense", "moe", "unembed"] == [part.name for part in one.parts]
+    assert 3 * 2 * 3 * 7168 * 18432 / C == pytest.approx(one["dense/ffn/compute"].value)
+    common = 3 * 7168 * 2048 + 7168 * 256 + 256
+    assert 58 * 2 * (8 * 3 * 7168 * 2048 + common) / C == pytest.approx(one["moe/ffn/compute"].value)
+
+
+def test_windowed_layers_read_their_window():
+    """gpt-oss-120b: 18 layers see 128 tokens, the new one among them, 18 see all 8,193 (formulas.md, trap 12).
+
+    A sliding window of 128 is the token itself and the 127 before it: 127 are read, one is written."""
+    one = decode_step(server("gpt-oss-120b", "ironwood"), 4, 8192)
+    token, activations = 2 * 2 * 8 * 64, 2 * 4 * 2 * 64 * 64
+    assert [18 * (4 * token * 128 + activations) / W, 18 * (4 * token * 8193 + activations) / W] == [
+        pytest.approx(one[f"{name}/attention/memory"].value, rel=1e-12) for name in ("local", "global")
+    ]
+
+
+def test_windowed_layers_score_their_window():
+    """gpt-oss-120b: 128 tokens in 18 layers, all 8,193 in the others; a prompt of 200 grows to the window and stays."""
+    step, fill = decode_step(server("gpt-oss-120b"), 4, 8192), prefill(server("gpt-oss-120b"), 4, 200)
+    seen = [
+        ("local", step, 128),
+        ("global", step, 8193),
+        ("local", fill, 128 * 129 / 2 + 72 * 128),
+        ("global", fill, 20_100),
+    ]
+    for name, one, tokens in seen:
+        assert 18 * 4 * 4 * 64 * 64 * tokens / C == pytest.approx(one[f"{name}/attention/compute"].value, rel=1e-12)
+
+
+def test_recurrent_layers_do_not_grow():
+    """Qwen3.5: 45 layers read and write a state of 4,268,032 bytes, whatever the context."""
+    short, long = (decode_step(server("qwen3.5-397b-a17b", "ironwood"), 2, s)["linear"] for s in (10, 10**5))
+    assert short.value == long.value
+    assert 45 * (2 * 2 * 4_268_032 + 2 * 2 * 2 * 64 * 128) / W == pytest.approx(
+        long["attention/memory"].value, rel=1e-12
+    )
+
+
+def test_a_layer_that_shares_a_cache_keeps_none():
+    """It reads another layer's cache, writes nothing, and has no key and value projections."""
+    one = model("llama-3-8b")
+    (block,) = one.blocks
+    shared = replace(
+        one, blocks=(replace(block, layers=16), replace(block, name="shared", layers=16, mixer=Shared(block.mixer)))
+    )
+    step = decode_step(Server(shared, chip("ironwood")), 4, 1000)
+    token = 2 * 2 * 8 * 128
+    assert 16 * 4 * token / W == pytest.approx(
+        step["layers/attention/memory"].value - step["shared/attention/memory"].value
+    )
+    assert 16 * 2 * 4 * 2 * 4096 * 1024 / C == pytest.approx(
+        step["layers/projections/compute"].value - step["shared/projections/compute"].value
+    )
+
+
+def test_embedding_is_a_gather():
+    """64 rows, not the table: no arithmetic, 64 x 8192 values in and out."""
+    embed = decode_step(server(), 64, 10)["embed"]
+    assert (["memory"], pytest.approx(64 * D * 4 / W)) == ([part.name for part in embed.parts], embed.value)
+
+
+def test_two_all_reduces_a_layer():
+    """Of B D activations each, on the server's slice."""
+    one = server("llama-3-70b", "v5e", 8)
+    assert 80 * 2 * all_reduce(2 * 16 * D, 8, one.slice).value == pytest.approx(
+        decode_step(one, 16, 100)["layers/all-reduce"].value, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("kv", ["heads", "batch", "sequence"])
+def test_one_chip_waits_for_no_network(kv):
+    """Whatever the plan calls the cut."""
+    waits = decode_step(server("llama-3-70b", "ironwood", 1, kv), 16, 8192).waits
+    assert 0 == waits.get("latency", 0) == waits.get("bandwidth", 0)
+
+
+@pytest.mark.parametrize("kv", ["batch", "sequence"])
+def test_a_cut_that_copies_nothing_costs_nothing(kv):
+    """At 8 ways the 8 KV heads of 70B lie once: the same step as kv="heads"."""
+    assert (
+        decode_step(server("llama-3-70b", "ironwood", 8), 16, 8192).value
+        == decode_step(server("llama-3-70b", "ironwood", 8, kv), 16, 8192).value
+    )
+
+
+def test_a_layer_without_copies_pays_no_exchange():
+    """Qwen3.5 on 8 chips: the 64 heads of its recurrent layers are cut 8 ways, only the 15 others exchange queries."""
+    step = decode_step(server("qwen3.5-397b-a17b", "ironwood", 8, "batch"), 16, 8192)
+    exchanged = {part.name: part.value for part in step["linear"].parts if part.name == "all-to-all"}
+    assert 0 == sum(exchanged.values())
+    assert step["full/all-to-all"].value > 0
+
+
+def test_cutting_by_batch_costs_two_all_to_alls_a_layer():
+    """Queries there, outputs back: two hop floors a layer (formulas.md, disagreement 26 and trap 15).
+
+    70B on 16 v5e: two copies, one hop apart, so 2 x 80 x 1 us at least."""
+    step = decode_step(server("llama-3-70b", "v5e", 16, "batch"), 16, 8192)
+    exchanges = [
+        node
+        for node in nodes(step["layers"])
+        if "latency" in [p.name for p in node.parts] and node.name == "all-to-all"
+    ]
+    assert 160e-6 == pytest.approx(sum(node["latency"].value for node in exchanges))
+
+
+@pytest.mark.parametrize("kv", ["batch", "sequence"])
+def test_cutting_beyond_the_heads_halves_the_read(kv):
+    """70B on 16 chips: attention reads half of what the copies read."""
+    heads, cut = (
+        decode_step(server("llama-3-70b", "v5e", 16, one), 16, 65536)["layers/attention/memory"].value
+        for one in ("heads", kv)
+    )
+    assert 0.5 == pytest.approx(cut / heads, rel=2e-3)
+
+
+def test_sequences_dealt_out_unevenly():
+    """Three sequences on two copies: the fuller chip reads two, and computes two."""
+    three, four = (
+        decode_step(server("llama-3-70b", "v5e", 16, "batch"), b, 65536)["layers/attention/compute"].value
+        for b in (3, 4)
+    )
+    assert three == four
+
+
+def test_a_measured_cache_rate_is_used_by_attention_only():
+    """A chip whose cache streams at half the rate."""
+    slow = replace(chip("ironwood"), kv_bandwidth=W / 2)
+    one = server("llama-3-70b", "ironwood", 8)
+    fast, slow = decode_step(one, 64, 8192), decode_step(replace(one, chip=slow), 64, 8192)
+    assert [2, 1, 1] == [
+        slow[path].value / fast[path].value
+        for path in ("layers/attention/memory", "layers/ffn/memory", "layers/projections/memory")
+    ]
+
+
+def test_a_measured_cache_rate_may_be_swept():
+    """An array of rates gives an array of steps."""
+    one = server("llama-3-70b", "ironwood", 8)
+    swept = decode_step(replace(one, chip=replace(one.chip, kv_bandwidth=np.array([W, W / 2]))), 64, 8192)
+    assert [1.0, 2.0] == (swept["layers/attention/memory"].value / STEP["layers/attention/memory"].value).tolist()
+
+
+def test_a_swept_chip():
+    """Arrays in the chip: HBM bandwidth as an axis of the sweep, one value the same as that chip alone."""
+    one = server("llama-3-70b", "ironwood", 8)
+    swept = decode_step(replace(one, chip=replace(one.chip, hbm_bandwidth=np.array([W, 2 * W]))), 64, 8192)
+    assert STEP.value == swept.value[0] > swept.value[1]
+
+
+def test_what_does_not_fit_is_returned_and_says_so():
+    """A time with fits False and a line in its text: 70B in bf16 does not fit one v5e."""
+    step = decode_step(server("llama-3-70b", "v5e"), 1, 8192)
+    assert (False, True) == (step.fits, step.value > 0)
+    assert "does not fit: 144 GB a chip of 17.2 GB" in str(step).splitlines()[0]
+    assert "does not fit" in step._repr_html_()
+    assert (True, "") == (STEP.fits, STEP.note)
+
+
+def test_fits_is_a_mask_in_a_sweep():
+    """One truth value a configuration."""
+    swept = decode_step(server("llama-3-70b", "ironwood", 8), np.array([[1], [1000]]), np.array([8192, 131072]))
+    assert [[True, True], [False, False]] == swept.fits.tolist()
+    assert swept.fits.shape == swept.value.shape
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (np.array([[1], [64]]), np.array([8, 8192, 32768])),
+        (np.arange(1, 4), 100),
+        (5, np.array([[[7]]])),
+        ([1, 2], (3, 4)),
+        (np.array([1, 2], np.uint8), np.array([3, 4], np.int16)),
+        (np.array(3), np.array(4)),
+        (np.int64(3), np.float32(4)),
+    ],
+    ids=str,
+)
+def test_a_sweep_has_the_broadcast_shape_and_the_values_of_each(pair):
+    """Lists, 0-d arrays, NumPy scalars, small integers: each entry is the scalar answer."""
+    one = server("gpt-oss-120b", "h100", 4, "batch")
+    batch, context = np.broadcast_arrays(*pair)
+    expected = [decode_step(one, int(b), int(s)).value for b, s in zip(batch.flat, context.flat, strict=True)]
+    swept = np.asarray(decode_step(one, *pair).value)
+    assert batch.shape == swept.shape
+    np.testing.assert_allclose(swept.ravel(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.uint32, np.int64, np.float16, np.float32])
+def test_narrow_numbers_do_not_overflow(kind):
+    """2^14 sequences of 2^15 tokens: the products exceed 32 bits, and float16 long before."""
+    one = server("llama-3-70b", "ironwood", 8)
+    expected = decode_step(one, 2**14, 2**15).value
+    assert expected == pytest.approx(
+        float(decode_step(one, np.array([2**14], kind), np.array([2**15], kind)).value[0]), rel=1e-6
+    )
+    assert expected == pytest.approx(float(decode_step(one, kind(2**14), kind(2**15)).value), rel=1e-6)
+
+
+def test_shapes_that_do_not_broadcast():
+    """ValueError of NumPy, not a wrong answer."""
+    with pytest.raises(ValueError, match="broadcast"):
+        decode_step(server(), np.arange(1, 4), np.arange(1, 3))
+
+
+@pytest.mark.parametrize("huge", [10**400, 1e300], ids=["int", "float"])
+def test_numbers_beyond_all_batches(huge):
+    """An answer that is infinite is none: ValueError."""
+    with pytest.raises(ValueError, match="batch"):
+        decode_step(server(), huge, 8192)
+
+
+def test_hop_floor_of_a_short_step():
+    """At batch 1 the 2 x 2 x 80 collectives of 70B on 8 Ironwood wait for their 3 hops: 0.96 ms (formulas.md T7)."""
+    assert 0.96e-3 == pytest.approx(decode_step(server("llama-3-70b", "ironwood", 8), 1, 100).waits["latency"])
+
+
+@given(servers(), batches, contexts, st.sampled_from([1, 5, 512]))
+def test_every_value_is_finite_and_adds_up(one, batch, context, new):
+    """No NaN, no negative time; sums are sums and maxima are maxima, at every node."""
+    for node in nodes(forward(one, batch, new, context)):
+        assert 0 <= node.value < float("inf")
+        if node.parts:
+            values = [part.value for part in node.parts]
+            assert node.value == (max(values) if node.join == "max" else pytest.approx(sum(values), rel=1e-12))
+
+
+def test_a_swept_plan_of_formats():
+    """Bytes of the KV cache halve when it is kept in fp8, and nothing else of attention does."""
+    one = server("llama-3-70b", "ironwood", 8)
+    fp8 = decode_step(Server(one.model, one.chip, Plan(8), Precision(kv="fp8")), 64, 8192)
+    a = L * 2 * 64 * 2 * N * H / 8 / W
+    assert 0.5 == pytest.approx(
+        (fp8["layers/attention/memory"].value - a) / (STEP["layers/attention/memory"].value - a)
+    )

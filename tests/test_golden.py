@@ -1,0 +1,39 @@
+"""Explanations to review: `GOLDEN=1 pytest tests/test_golden.py` rewrites them, and their diff is the review."""
+
+import os
+from pathlib import Path
+
+import pytest
+from strategies import server
+
+from lib.breakdown import explain
+from lib.forward import decode_step
+
+CASES = {
+    "llama-3-70b_on_8_ironwood": dict(server=server("llama-3-70b", "ironwood", 8), batch=64, context=32768),
+    "mixtral-8x7b_on_1_ironwood": dict(server=server("mixtral-8x7b", "ironwood"), batch=8, context=4096),
+    "deepseek-v3_on_8_ironwood_cut_by_batch": dict(
+        server=server(
+            "deepseek-v3", "ironwood", 8, "batch", weights="fp8b128", kv="fp8", embedding="bf16", head="bf16"
+        ),
+        batch=256,
+        context=8192,
+    ),
+    "gpt-oss-120b_on_4_h100": dict(server=server("gpt-oss-120b", "h100", 4, ffn="mxfp4"), batch=32, context=8192),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name):
+    """Value, formula and legend of every term of a decode step, letter by letter."""
+    path = Path(__file__).parent / "golden" / f"{name}.txt"
+    text = str(explain(decode_step, **CASES[name])) + "\n"
+    if os.environ.get("GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_no_golden_text_is_left_over():
+    """Every file has its case."""
+    assert set(CASES) == {path.stem for path in (Path(__file__).parent / "golden").glob("*.txt")}

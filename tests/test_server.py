@@ -1,0 +1,325 @@
+"""A model on its chips: what each holds, what fits, how the cache is cut."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from strategies import batches, contexts, server, servers
+
+from lib.chips import chip
+from lib.formats import Precision
+from lib.models import Model, kv_bytes, model
+from lib.server import Plan, Server, fits, footprint, max_batch
+
+GB, GiB = 1e9, 2**30
+MHA = server("llama-2-13b", "v5e", 8)
+
+
+def gqa_13b(kv_heads=8, tensor=8):
+    """LLaMA-2-13B with fewer KV heads: 8 is the 1:5 of the source."""
+    full = model("llama-2-13b")
+    (block,) = full.blocks
+    one = replace(full, blocks=(replace(block, mixer=replace(block.mixer, n_kv_heads=kv_heads)),))
+    return Server(one, MHA.chip, Plan(tensor))
+
+
+def test_13b_weights_on_a_chip_by_hand():
+    """13.016e9 parameters in 2 bytes over 8 chips: 26.03 GB / 8, but norms (81 x 5120) whole on each of them."""
+    norms = 2 * 81 * 5120
+    whole = 2 * 13_015_864_320
+    assert (whole - norms) / 8 + norms == footprint(MHA, 1, 1)["weights"].value
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"), [(1, True), (8, True), (16, True), (17, False), (32, False), (64, False)]
+)
+def test_13b_mha_fits_batch_16(batch, expected):
+    """GiB chips: 26.03 GB + 16 x 6.71 GB = 124.2 of 128 GiB; 32 do not fit (formulas.md T4, claim S-003)."""
+    assert expected == fits(MHA, batch, 8192)
+
+
+def test_13b_mha_max_batch_under_both_readings():
+    """16 sequences with 16 GiB a chip, 15 with 16 GB (formulas.md, disagreement 9)."""
+    decimal = replace(MHA, chip=replace(MHA.chip, hbm_bytes=16 * GB))
+    assert (16, 15) == (max_batch(MHA, 8192), max_batch(decimal, 8192))
+
+
+def test_13b_gqa_fits_batch_64():
+    """With 8 KV heads 64 sequences fit, 240 do not (claim S-005; the real 1:5 model is 1.68e9 parameters lighter)."""
+    assert (True, False) == (fits(gqa_13b(), 64, 8192), fits(gqa_13b(), 240, 8192))
+
+
+def test_13b_gqa_cache_by_hand():
+    """64 x 1.342 GB over 8 chips: 10.74 GB on each (formulas.md T4: 85.90 GB in all)."""
+    assert 85.90 == round(8 * footprint(gqa_13b(), 64, 8192)["KV cache"].value / GB, 2)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "share"), [(1, 1), (2, 1 / 2), (4, 1 / 4), (8, 1 / 8), (16, 1 / 8), (32, 1 / 8), (64, 1 / 8)]
+)
+def test_kv_heads_replicate_beyond_their_number(tensor, share):
+    """70B has K = 8 KV heads: 16 chips hold two copies, 64 eight (formulas.md, trap 10)."""
+    assert share * 4 * 327_680 * 8192 == pytest.approx(
+        footprint(server("llama-3-70b", "ironwood", tensor), 4, 8192)["KV cache"].value, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("kv", ["batch", "sequence"])
+def test_cutting_the_copies_by_batch_or_sequence_frees_them(kv):
+    """16 chips then hold a sixteenth each, of 64 sequences as of one's length."""
+    one = server("llama-3-70b", "ironwood", 16, kv)
+    assert 64 * 327_680 * 8192 / 16 == pytest.approx(footprint(one, 64, 8192)["KV cache"].value, rel=1e-12)
+
+
+def test_sequences_are_not_cut_by_batch():
+    """One sequence on 16 chips and 8 KV heads: one of the two copies is idle; three sequences lie 2 and 1."""
+    one = server("llama-3-70b", "ironwood", 16, "batch")
+    eighth = 327_680 * 8192 / 8
+    assert [eighth, 2 * eighth] == [pytest.approx(footprint(one, b, 8192)["KV cache"].value) for b in (1, 3)]
+
+
+@pytest.mark.parametrize("tensor", [1, 8, 32])
+def test_latents_are_on_every_chip(tensor):
+    """DeepSeek-V3: 70,272 bytes a token, whatever the tensor parallelism (formulas.md, trap 11)."""
+    one = server("deepseek-v3", "ironwood", tensor)
+    assert 5 * 70_272 * 8192 == pytest.approx(footprint(one, 5, 8192)["KV cache"].value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kv", "tensor", "batch", "share"), [("batch", 8, 64, 8), ("batch", 8, 65, 9), ("sequence", 8, 64, 8)]
+)
+def test_latents_split_by_batch_or_sequence(kv, tensor, batch, share):
+    """64 sequences on 8 chips weigh 8 on each; the 65th makes it 9 when whole sequences are dealt out."""
+    one = server("deepseek-v3", "ironwood", tensor, kv)
+    assert share * 70_272 * 8192 == pytest.approx(footprint(one, batch, 8192)["KV cache"].value, rel=1e-12)
+
+
+def test_what_latent_attention_replicates_counts_whole():
+    """MLA on 8 chips: each holds both down-projections, D x 1536 and D x (512 + 64), and the norms of the latents."""
+    one, alone = (footprint(server("deepseek-v3", "ironwood", x), 1, 1)["weights/attention"].value for x in (8, 1))
+    whole = 61 * 2 * (7168 * 1536 + 7168 * 576 + 1536 + 512)
+    assert (alone - whole) / 8 + whole == pytest.approx(one, rel=1e-12)
+
+
+def test_routers_and_norms_count_whole():
+    """Mixtral on 8 chips: the 4096 x 8 router of 32 layers and 65 norms on every chip."""
+    held = footprint(server("mixtral-8x7b", "ironwood", 8), 1, 1)
+    experts = 32 * 8 * 3 * 4096 * 14336
+    assert (2 * (experts / 8 + 32 * 4096 * 8), 2 * 65 * 4096) == (
+        held["weights/ffn"].value,
+        held["weights/norms"].value,
+    )
+
+
+def test_a_tied_table_is_held_once():
+    """Gemma-2: no head beside the embedding of 256,000 x 4608."""
+    held = footprint(server("gemma-2-27b", "ironwood"), 1, 1)["weights"]
+    assert ["attention", "ffn", "norms", "embedding"] == [part.name for part in held.parts]
+    assert 2 * 256_000 * 4608 == held["embedding"].value
+    assert 2 * 27_227_128_320 == held.value
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3-70b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b", "qwen3.5-397b-a17b", "gemma-3-27b"]
+)
+def test_one_chip_holds_every_parameter(name):
+    """Bytes of weights on one chip are two times the parameters."""
+    assert 2 * model(name).params == pytest.approx(
+        footprint(server(name, "ironwood"), 1, 1)["weights"].value, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("llama-2-7b", 13.48),
+        ("qwen2.5-72b", 145.4),
+        ("gpt-oss-20b", 13.75),
+        ("gpt-oss-120b", 65.2),
+        ("deepseek-v3", 673.04),
+    ],
+)
+def test_published_formats(name, gigabytes):
+    """Weights as published weigh what models.csv counts: 4.25-bit experts, fp8, 16-bit tables; DeepSeek-V3's 672.9 GB
+    there leave out its block scales, 4 bytes per 128 x 128 values: 0.16 GB."""
+    one = model(name)
+    held = footprint(Server(one, chip("ironwood"), Plan(), one.native), 1, 1)["weights"].value
+    assert gigabytes == pytest.approx(held / GB, rel=1e-3)
+
+
+def test_formats_by_module():
+    """70B in 4-bit with group scales: 36.4 GB; both tables kept in 16 bits add 3.2 GB (formulas.md, trap 8)."""
+    four, mixed = (
+        footprint(server(weights="int4g128", **more), 1, 1)["weights"].value
+        for more in ({}, dict(embedding="bf16", head="bf16"))
+    )
+    assert 36.4 == round(four / GB, 1)
+    assert (16 - 4.125) / 8 * 2 * 128_256 * 8192 == pytest.approx(mixed - four)
+    # The 3.2 GB of formulas.md count from 4 bits without scales.
+    assert 3.2 == round((16 - 4) / 8 * 2 * 128_256 * 8192 / GB, 1)
+
+
+def test_pages_round_a_cache_up():
+    """Pages of 16: 17 tokens weigh 32, 32 weigh 32 (formulas.md, traps 12 and 20)."""
+    plain, paged = server(), server(page=16)
+
+    def held(one, context):
+        return footprint(one, 1, context)["KV cache"].value
+
+    assert [32, 32, 48] == [held(paged, c) / held(plain, 1) for c in (17, 32, 33)]
+    np.testing.assert_array_equal([16.0, 32.0], held(paged, np.array([1, 17])) / held(plain, 1))
+
+
+def test_max_batch_of_70b_on_16_v5e():
+    """By hand: 256 GiB less 141.1 GB of weights leave 133.8 GB; KV heads lie twice, so 24 sequences of 2 x 2.684 GB fit;
+    split by batch 48. (The slice's total would take 49, formulas.md T8: a 25th on one of the copies.)"""
+    heads, batch = (max_batch(server("llama-3-70b", "v5e", 16, kv), 8192) for kv in ("heads", "batch"))
+    assert (24, 48) == (heads, batch)
+
+
+def test_max_batch_is_zero_where_nothing_fits():
+    """Neither one sequence of a billion tokens, nor the weights of 70B on one v5e; in arrays too."""
+    assert 0 == max_batch(server(), 10**9) == max_batch(server("llama-3-70b", "v5e"), 1)
+    assert [0] == list(max_batch(server("llama-3-70b", "v5e"), np.array([8192])))
+
+
+def test_max_batch_of_a_sweep_is_that_of_each():
+    """Arrays in, whole numbers out."""
+    one, swept = server("gpt-oss-120b", "h200", 4, "batch"), np.array([[100], [8192], [10**8]])
+    np.testing.assert_array_equal([[max_batch(one, int(c))] for c in swept[:, 0]], max_batch(one, swept))
+
+
+def test_fits_is_a_mask():
+    """Infeasible is data: one truth value a configuration, in the broadcast shape."""
+    mask = fits(MHA, np.array([[1], [16], [32]]), np.array([4096, 8192]))
+    assert [[True, True], [True, True], [True, False]] == mask.tolist()
+
+
+@given(servers(), contexts)
+def test_max_batch_fits_and_one_more_does_not(one, context):
+    """The most sequences, under every way of cutting the cache."""
+    most = int(max_batch(one, context))
+    assume(footprint(one, 1, context).value > 0)
+    assert most == 0 or fits(one, most, context)
+    assert not fits(one, most + 1, context)
+
+
+@given(servers(), batches, contexts)
+def test_whatever_fits_is_inside_the_hbm(one, batch, context):
+    """All chips together hold every parameter and cache at least once: these are within their HBM wherever it fits."""
+    stored = one.precision.weights.bytes * one.model.params + batch * kv_bytes(one.model, context, one.precision.kv)
+    if fits(one, batch, context):
+        assert stored <= one.plan.tensor * one.chip.hbm_bytes * (1 + 1e-12)
+        assert footprint(one, batch, context).value <= one.chip.hbm_bytes
+
+
+@given(servers(), batches, contexts)
+def test_chips_together_hold_everything(one, batch, context):
+    """Never less than one copy of the parameters and of the caches."""
+    held = footprint(one, batch, context)
+    assert held["weights"].value * one.plan.tensor >= one.precision.weights.bytes * one.model.params * (1 - 1e-12)
+    assert held["KV cache"].value * one.plan.tensor >= batch * kv_bytes(one.model, context, one.precision.kv) * (
+        1 - 1e-12
+    )
+
+
+PLANS = [
+    ("llama-3-70b", 3),
+    ("llama-3-70b", 7),
+    ("llama-3-70b", 128),
+    ("llama-2-13b", 16),
+    ("mixtral-8x7b", 64),
+    ("gpt-oss-120b", 128),
+    ("deepseek-v3", 256),
+    ("llama-3-70b", 10**9),
+]
+
+
+@pytest.mark.parametrize(("name", "tensor"), PLANS)
+def test_a_plan_that_heads_or_widths_cannot_take(name, tensor):
+    """ValueError names the model, the heads and the width."""
+    with pytest.raises(ValueError, match=f"{name} cannot be cut {tensor} ways.*query heads.*KV heads.*width"):
+        server(name, "ironwood", tensor)
+
+
+def test_kv_heads_neither_dividing_nor_divided():
+    """6 chips for 4 KV heads: no chip could hold a whole number of them, or of copies."""
+    one = model("llama-3-8b")
+    (block,) = one.blocks
+    odd = replace(
+        one,
+        blocks=(replace(block, mixer=replace(block.mixer, n_heads=12, n_kv_heads=4), ffn=replace(block.ffn, d_ff=12)),),
+    )
+    with pytest.raises(ValueError, match="cannot be cut 6 ways"):
+        Server(odd, MHA.chip, Plan(6))
+
+
+def test_more_chips_than_the_network_has():
+    """16 H100 in an NVLink domain of 8: ValueError."""
+    with pytest.raises(ValueError, match="chips must be a whole number from 1 to 8"):
+        server("llama-3-70b", "h100", 16)
+
+
+def test_math_that_the_chip_lacks():
+    """At the door of the server, weights in the same format pass: they are upcast."""
+    with pytest.raises(ValueError, match="ironwood does not multiply int8, only: bf16, fp8"):
+        server(math="int8")
+    assert server(weights="int8").precision.weights.name == "int8"
+
+
+def test_math_of_a_block_that_the_chip_lacks():
+    """Where formats vary by module, each block's math format is checked at the door too."""
+    one = model("llama-3-8b")
+    mixed = replace(one, blocks=(replace(one.blocks[0], precision=Precision(math="int8")),))
+    with pytest.raises(ValueError, match="ironwood does not multiply int8"):
+        Server(mixed, server().chip)
+
+
+def test_formats_vary_by_block():
+    """A block of its own precision weighs in it; the rest in the server's."""
+    one = model("llama-3-8b")
+    light = replace(one, blocks=(replace(one.blocks[0], precision=Precision("int4", kv="fp8")),))
+    plain, mixed = (footprint(Server(m, server().chip), 2, 100) for m in (one, light))
+    assert (0.25, 0.25, 0.5, 1.0) == tuple(
+        mixed[p].value / plain[p].value for p in ("weights/attention", "weights/ffn", "KV cache", "weights/embedding")
+    )
+
+
+@pytest.mark.parametrize("kv", ["head", "", None, "Batch", 1, ["heads"]])
+def test_a_cut_of_the_cache_that_does_not_exist(kv):
+    """The message lists the three."""
+    with pytest.raises(ValueError, match="'heads', 'batch' or 'sequence'"):
+        Plan(kv=kv)
+
+
+@pytest.mark.parametrize("field", ["expert", "pipeline", "data"])
+def test_cuts_that_come_later_are_refused(field):
+    """Two is an error until the model knows it, one passes."""
+    assert Plan() == Plan(**{field: 1})
+    with pytest.raises(ValueError, match="must be 1"):
+        Plan(**{field: 2})
+
+
+def test_the_slice_is_the_most_compact():
+    """8 Ironwood chips are 2x2x2: 3 hops; one chip has none."""
+    assert (3, 0) == (server("llama-3-70b", "ironwood", 8).slice.hops, server().slice.hops)
+
+
+def test_a_server_is_a_value():
+    """Equal and hashable by what it is made of; frozen."""
+    assert server() == server() and len({server(), server(), server(weights="fp8")}) == 2
+    assert isinstance(server().model, Model)
+    with pytest.raises(AttributeError):
+        server().plan = Plan(2)
+
+
+def test_a_layer_that_is_not_replicated_does_not_limit_the_batch():
+    """Qwen3.5 on 8 chips: 2 KV heads in 15 layers lie four times unless cut by batch, the recurrent layers only once.
+
+    By hand: free / (45 x state / 8 + 15 x cache / 8) sequences, in steps of the copies."""
+    one = server("qwen3.5-397b-a17b", "ironwood", 8, "batch", weights="fp8")
+    free = one.chip.hbm_bytes - footprint(one, 1, 1)["weights"].value
+    state, cache = 4_268_032, 2 * 2 * 2 * 256 * 8192
+    ideal = free / (45 * state / 8 + 15 * cache / 8)
+    assert ideal - 4 <= max_batch(one, 8192) <= ideal

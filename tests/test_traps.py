@@ -1,0 +1,336 @@
+"""What cost models get wrong: the traps of formulas.md section 4 that decode and prefill can fall into, one test each.
+
+The hop floors of trap 16 are in test_network; 17 and 21 to 26 belong to modules that are not written yet."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from strategies import DENSE, leaves, nodes, server
+
+from lib.bounds import attention_intensity, critical_batch, exact_critical_batch, step_time
+from lib.chips import chip
+from lib.forward import decode_step, forward, prefill
+from lib.mixers import MLA, pairs
+from lib.models import kv_bytes, model
+from lib.network import all_gather, all_reduce, all_to_all
+from lib.server import fits, footprint, max_batch
+
+STREAMED = [  # params x 1e9 that a decode step reads (formulas.md, trap 1; -6.5 % for 8B)
+    ("llama-3-70b", 69.50),
+    ("llama-3-8b", 7.50),
+    ("llama-2-13b", 12.85),
+]
+
+
+def weight_bytes(name, chip_name="ironwood"):
+    """Bytes of weights that a decode step of one sequence moves on one chip, activations and KV weighing nothing."""
+    from lib.formats import Format
+
+    nothing = Format("nothing", 0, "bf16")
+    step = decode_step(server(name, chip_name, activations=nothing, kv=nothing, embedding=nothing), 1, 1)
+    rate = chip(chip_name).hbm_bandwidth
+    return rate * sum(value for path, value in leaves(step).items() if path.endswith("memory"))
+
+
+@pytest.mark.parametrize(("name", "billions"), STREAMED)
+def test_trap_01_input_embedding_is_gathered_and_unembedding_read(name, billions):
+    """70B streams 69.50e9 parameters, 8B 7.50e9, 13B 12.85e9: everything but the input embedding."""
+    assert billions == pytest.approx(weight_bytes(name) / 2 / 1e9, abs=0.005)
+
+
+def test_trap_01_tied_embeddings_are_read_once():
+    """Gemma-2-27B: the table is read as the head, all 27.227e9 parameters but 185 norms are streamed."""
+    norms = (46 * 4 + 1) * 4608
+    assert 2 * (27_227_128_320 - norms) == pytest.approx(weight_bytes("gemma-2-27b"), rel=1e-12)
+
+
+def test_trap_01_unembedding_costs_flops():
+    """2 B D V FLOPs."""
+    assert 2 * 64 * 8192 * 128_256 / 2307e12 == pytest.approx(decode_step(server(), 64, 100)["unembed/compute"].value)
+
+
+def test_trap_02_prefill_computes_logits_of_the_last_token():
+    """2 D V for a prompt of any length, not 2 D V T."""
+    short, long = (prefill(server("llama-3-8b"), 1, T)["unembed/compute"].value for T in (1, 8192))
+    assert short == long == pytest.approx(2 * 4096 * 128_256 / 2307e12)
+
+
+def test_trap_02_norms_routers_and_biases_count_in_p():
+    """Exact counts of models.csv: Qwen2.5 with its biases, Mixtral with its routers, gpt-oss with sinks and biases."""
+    assert [72_706_203_648, 46_702_792_704, 116_829_156_672] == [
+        model(name).params for name in ("qwen2.5-72b", "mixtral-8x7b", "gpt-oss-120b")
+    ]
+
+
+def test_trap_03_causal_attention_is_half():
+    """2 L N H T^2 (and T of the diagonal), not 4: 8B, 8,192 tokens."""
+    T = 8192
+    flops = 2307e12 * prefill(server("llama-3-8b"), 1, T)["layers/attention/compute"].value
+    assert 2 * 32 * 32 * 128 * (T**2 + T) == pytest.approx(flops)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 512, 4096])
+def test_trap_03_chunks_add_up_to_the_same_half(chunk):
+    """Each chunk attends to the whole prefix; the sum over chunks is one prefill."""
+    T = 4096
+    bounds = [*range(0, T, chunk), T]
+    assert pairs(T, 0) == sum(pairs(b - a, a) for a, b in zip(bounds, bounds[1:], strict=False)) == T * (T + 1) / 2
+
+
+def test_trap_04_kv_bytes_come_from_kv_heads_and_the_config_head():
+    """gpt-oss has heads of 64, not 2880/64 = 45; 70B caches 8 heads, not 64 (formulas.md T10)."""
+    assert (36 * 2 * 2 * 8 * 64, 80 * 2 * 2 * 8 * 128) == (
+        kv_bytes(model("gpt-oss-120b"), 1),
+        kv_bytes(model("llama-3-70b"), 1),
+    )
+
+
+T10 = [  # bytes a token at 8k; GB at 8k, 32k, 128k
+    ("llama-2-13b", 819_200, 6.71, 26.84, 107.37),
+    ("llama-3-8b", 131_072, 1.07, 4.29, 17.18),
+    ("llama-3-70b", 327_680, 2.68, 10.74, 42.95),
+    ("llama-3-405b", 516_096, 4.23, 16.91, 67.65),
+    ("deepseek-v3", 70_272, 0.58, 2.30, 9.21),
+    ("gpt-oss-120b", 37_440, 0.31, 1.21, 4.84),
+    ("gemma-2-27b", 282_624, 2.32, 6.95, 25.47),
+    ("gemma-3-27b", 135_168, 1.11, 3.12, 11.17),
+]
+
+
+@pytest.mark.parametrize(("name", "token", "at_8k", "at_32k", "at_128k"), T10)
+def test_trap_04_kv_bytes_of_every_kind_of_model(name, token, at_8k, at_32k, at_128k):
+    """The table of formulas.md T10, windows and latents included."""
+    one = model(name)
+    assert token == kv_bytes(one, 8192) / 8192
+    assert [at_8k, at_32k, at_128k] == [round(kv_bytes(one, 2**n) / 1e9, 2) for n in (13, 15, 17)]
+
+
+def test_trap_05_kv_is_written_as_well_as_read():
+    """A decode step writes one token, a prefill all of them: 8B on one chip, attention's memory less activations."""
+    rate, token, width = 7380e9, 131_072, 32 * 2 * 2 * 32 * 128
+    decoded = rate * decode_step(server("llama-3-8b"), 1, 1000)["layers/attention/memory"].value - width
+    filled = rate * prefill(server("llama-3-8b"), 1, 1000)["layers/attention/memory"].value - 1000 * width
+    assert [1001 * token, 1000 * token] == [pytest.approx(decoded), pytest.approx(filled)]
+
+
+@pytest.mark.parametrize(("group", "kv", "drafts", "expected"), [(8, "bf16", 0, 8), (16, "int4", 4, 320)])
+def test_trap_06_attention_can_become_compute_bound(group, kv, drafts, expected):
+    """2 G (k+1) / b_kv: 320 FLOP/B is above v5e's 240."""
+    assert expected == pytest.approx(attention_intensity(group, 1e12, drafts + 1, kv).value, rel=1e-6)
+
+
+def test_trap_07_peak_is_of_the_format_multiplied():
+    """int8 weights with bf16 math run at 197, not 394 TFLOP/s; fp8 on v6e at the bf16 rate; H100 peaks are dense."""
+    int8, both = (
+        decode_step(server("llama-3-8b", "v5e", 1, weights="int8", **math), 4096, 1)["layers/ffn/compute"].value
+        for math in ({}, {"math": "int8"})
+    )
+    assert (2.0, chip("v6e").peak("bf16"), 989e12) == (int8 / both, chip("v6e").peak("fp8"), chip("h100").peak("bf16"))
+
+
+def test_trap_07_critical_batch_of_weights_without_native_math():
+    """int8 weights on Ironwood: 156, half its bf16 batch; int8 math there is a ValueError."""
+    assert 156 == round(critical_batch(chip("ironwood"), "int8").value)
+    with pytest.raises(ValueError, match="does not multiply int8"):
+        chip("ironwood").peak("int8")
+
+
+@pytest.mark.parametrize(
+    ("weights", "gigabytes"), [("int4g128", 36.4), ("mxfp4", 37.5), ("nvfp4", 39.7), ("int4", 35.3)]
+)
+def test_trap_08_scales_weigh(weights, gigabytes):
+    """70.55e9 parameters at 4.125, 4.25, 4.5 and 4 bits."""
+    assert gigabytes == round(footprint(server(weights=weights), 1, 1)["weights"].value / 1e9, 1)
+
+
+def test_trap_08_tables_may_stay_in_16_bits():
+    """70B: +3.2 GB against 4 bits for both tables."""
+    four, mixed = (
+        footprint(server(weights="int4", **tables), 1, 1)["weights"].value
+        for tables in ({}, dict(embedding="bf16", head="bf16"))
+    )
+    assert 3.2 == round((mixed - four) / 1e9, 1)
+
+
+def test_trap_09_gib_is_not_gb():
+    """16 GiB of v5e take 16 sequences of 13B on 8 chips, 16 GB take 15."""
+    one = server("llama-2-13b", "v5e", 8)
+    assert (16, 15) == (max_batch(one, 8192), max_batch(replace(one, chip=replace(one.chip, hbm_bytes=16e9)), 8192))
+
+
+def test_trap_09_capacity_is_per_chip():
+    """70B with 8 KV heads on 16 v5e: 36 sequences fit the slice's total but not the chips, where heads lie twice."""
+    one, batch = server("llama-3-70b", "v5e", 16), 36
+    assert 2 * one.model.params + batch * kv_bytes(one.model, 8192) < 16 * one.chip.hbm_bytes
+    assert not fits(one, batch, 8192)
+
+
+@pytest.mark.parametrize("tensor", [16, 32, 64])
+def test_trap_10_kv_heads_are_replicated(tensor):
+    """Beyond K = 8 every chip keeps 1/K of the cache: capacity and traffic of the slice grow by TP/K."""
+    eight, more = (server("llama-3-70b", "ironwood", x) for x in (8, tensor))
+    assert footprint(eight, 64, 8192)["KV cache"].value == footprint(more, 64, 8192)["KV cache"].value
+
+    def cache_read(one):
+        activations = 80 * 2 * 64 * 2 * 64 * 128 / one.plan.tensor
+        return 7380e9 * decode_step(one, 64, 8192)["layers/attention/memory"].value - activations
+
+    assert cache_read(eight) == pytest.approx(cache_read(more))
+
+
+def test_trap_10_projections_of_replicated_heads_are_replicated():
+    """70B on 16 chips: each holds, reads and multiplies a sixteenth of the queries and outputs, and one whole KV head."""
+    one, projected = server("llama-3-70b", "ironwood", 16), 8192 * 64 * 256 / 16 + 8192 * 256
+    assert 80 * 2 * projected == footprint(one, 1, 1)["weights/attention"].value
+    step = decode_step(one, 1, 100)["layers/projections"]
+    assert 80 * 2 * projected / 2307e12 == pytest.approx(step["compute"].value, rel=1e-12)
+
+
+def test_trap_11_latents_are_replicated():
+    """8 chips: each holds and reads the whole cache of DeepSeek-V3 unless batch or sequence is split."""
+    one, heads, batch, sequence = (
+        footprint(server("deepseek-v3", "ironwood", *plan), 64, 8192)["KV cache"].value
+        for plan in ((1,), (8,), (8, "batch"), (8, "sequence"))
+    )
+    assert (1, 1 / 8, 1 / 8) == (heads / one, batch / one, sequence / one)
+
+
+def test_trap_11_a_latent_serves_keys_and_values():
+    """576 elements a token and layer, read once: 1,152 bytes, not 2,304."""
+    latent = MLA(128, 1536, 512, 64, 128, 128)
+    assert (1152, 1152) == (latent.cache(1, 2), latent.read(1, 1, 2))
+
+
+def test_trap_11_absorbed_decode_is_near_the_ridge():
+    """2 x 128 x (576 + 512) / (2 x 576) = 242 FLOP/B: above v5e's 240, below Ironwood's 313."""
+    latent, S = MLA(128, 1536, 512, 64, 128, 128), 10**6
+    assert 242 == round(latent.flops(1, S) / latent.read(1, S, 2))
+    # The MLA part of a step is compute-bound on v5e where batches are long, memory-bound on Ironwood.
+    bound = [
+        decode_step(server("deepseek-v3", name, 8, "batch"), 64, 10**6)["moe/attention"].bound
+        for name in ("v5e", "ironwood")
+    ]
+    assert ["compute", "memory"] == bound
+
+
+def test_trap_12_windows_cap_local_layers_only():
+    """gpt-oss-120b: 18 layers stop at 128 tokens, 18 grow: 1,024 bytes x 2 a token and layer."""
+    one, layer = model("gpt-oss-120b"), 2 * 2 * 8 * 64
+    assert [36 * layer * 100, 18 * layer * (128 + 1000)] == [kv_bytes(one, S) for S in (100, 1000)]
+
+
+def test_trap_12_paging_rounds_up():
+    """Pages of 128: a context of 129 keeps 256 tokens in the full layers, 128 in the windowed ones."""
+    held = footprint(server("gpt-oss-120b", page=128), 1, 129)["KV cache"].value
+    assert 18 * 2 * 2 * 8 * 64 * (256 + 128) == held
+
+
+T11 = [
+    (16, 2, (2.0, 6.6, 10.5, 14.1, 15.8, 16.0)),
+    (8, 2, (2.0, 5.5, 7.2, 7.9, 8.0, 8.0)),
+    (128, 4, (4.0, 15.3, 28.7, 51.0, 81.7, 111.2)),
+    (256, 8, (8.0, 30.5, 57.4, 102.0, 163.3, 222.4)),
+]
+
+
+@pytest.mark.parametrize(("experts", "top_k", "expected"), T11)
+def test_trap_13_distinct_experts(experts, top_k, expected):
+    """E (1 - (1 - k/E)^B) at B = 1, 4, 8, 16, 32, 64 (formulas.md T11)."""
+    ffn = replace(model("mixtral-8x7b").blocks[0].ffn, n_experts=experts, top_k=top_k)
+    assert list(expected) == [round(ffn.touched(B), 1) for B in (1, 4, 8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize(("batch", "gigabytes"), [(1, 36.5), (8, 163), (32, 433), (128, 659), (10**6, 670)])
+def test_trap_13_bytes_of_deepseek_v3(batch, gigabytes):
+    """At 1 byte a parameter, a step streams 36.5 to 670 GB: shared experts, dense layers, router included (T11).
+
+    The table counts one byte for everything that is read: experts touched plus the rest of the matrices."""
+    from lib.formats import Format
+
+    nothing, byte = Format("nothing", 0, "bf16"), Format("byte", 1, "fp8")
+    one = server("deepseek-v3", weights=byte, activations=nothing, kv=nothing, embedding=nothing)
+    moved = sum(v for path, v in leaves(decode_step(one, batch, 1)).items() if path.endswith("memory"))
+    assert gigabytes == pytest.approx(moved * 7380e9 / 1e9, rel=5e-3)
+
+
+def test_trap_13_compute_bound_threshold_is_of_expert_matmuls_only():
+    """DeepSeek-V3: experts need 32 times the batch; its projections turn compute-bound 32 times earlier."""
+    step = decode_step(server("deepseek-v3"), 2048, 100)
+    assert ("compute", "memory") == (step["moe/projections"].bound, step["moe/ffn"].bound)
+    assert "compute" == decode_step(server("deepseek-v3"), 20_000, 100)["moe/ffn"].bound
+
+
+def test_trap_14_verification_touches_more_experts():
+    """256 experts, 8 of them: 4 sequences with 4 drafts are 20 tokens and touch 120 experts instead of 30."""
+    ffn = model("deepseek-v3").blocks[1].ffn
+    assert (30.5, 120) == (round(ffn.touched(4), 1), round(ffn.touched(20)))
+    plain, drafts = (forward(server("deepseek-v3"), 4, new, 1000)["moe/ffn/memory"].value for new in (1, 5))
+    expert, common = 2 * 3 * 7168 * 2048, 2 * (3 * 7168 * 2048 + 7168 * 256 + 256)
+
+    def moved(tokens, experts):
+        return experts * expert + common + 2 * tokens * (2 * 8 * 7168 + 3 * 9 * 2048)
+
+    assert moved(20, ffn.touched(20)) / moved(4, ffn.touched(4)) == pytest.approx(drafts / plain, rel=1e-3)
+
+
+def test_trap_15_all_reduce_is_two_all_gathers_and_all_to_all_a_quarter():
+    """With the same hop latency; the quarter is exact only for large n."""
+    network = chip("ironwood").network
+    assert all_reduce(1e9, 64, network).value == 2 * all_gather(1e9, 64, network).value
+    assert all_gather(1, 64, network).value == all_to_all(1, 64, network).value
+
+
+def test_trap_18_critical_batch_grows_under_tensor_parallelism():
+    """250 to 553 at 64 ways, D = 8192, F = 28672 (T3); the step's own FFN turns compute-bound later than C/W too."""
+    one = replace(chip("v5e"), hbm_bandwidth=8.2e11)
+    assert [250, 553] == [round(exact_critical_batch(one, 8192, 28672 / ways).value) for ways in (1, 64)]
+    sharded = server("llama-3-70b", "v5e", 64)
+    critical = int(critical_batch(chip("v5e")).value)
+    assert ["memory", "compute"] == [
+        decode_step(sharded, b, 100)["layers/ffn"].bound for b in (critical + 60, 4 * critical)
+    ]
+
+
+def test_trap_18_activations_are_kept():
+    """A thousand sequences read and write more than the weights alone: the FFN's memory grows with the batch."""
+    small, large = (decode_step(server("llama-3-70b", "v5e", 64), b, 100)["layers/ffn/memory"].value for b in (1, 1001))
+    assert 80 * 1000 * 2 * (2 * 8192 + 3 * 28672 / 64) / 819e9 == pytest.approx(large - small)
+
+
+def test_trap_19_batch_counts_tokens():
+    """Four drafts behind each of 64 sequences are 320 tokens: the matmuls of 320 sequences, the cache reads of 64."""
+    one = server("llama-3-70b", "ironwood", 8)
+    drafts, wide = forward(one, 64, 5, 8192), decode_step(one, 320, 8192)
+    assert drafts["layers/ffn"].value == wide["layers/ffn"].value
+    assert drafts["layers/projections"].value == wide["layers/projections"].value
+    cache = 80 * 64 * 2 * 2 * 8 * 128 * (8192 + 5) / 8 / 7380e9
+    activations = 80 * 320 * 2 * 2 * 64 * 128 / 8 / 7380e9
+    assert cache + activations == pytest.approx(drafts["layers/attention/memory"].value)
+
+
+def test_trap_20_average_and_maximal_context_are_different_things():
+    """Bandwidth follows the tokens there are, capacity the pages reserved: 8,448 of 8,704 on average."""
+    one = server("llama-3-70b", "ironwood", 8, page=128)
+    average, most = 8192 + 512 / 2, 8192 + 512
+    read = [decode_step(one, 64, S)["layers/attention/memory"].value for S in (average, most)]
+    assert read[0] < read[1]
+    assert decode_step(one, 64, 8193)["layers/attention"].value < decode_step(one, 64, 8320)["layers/attention"].value
+    assert footprint(one, 64, 8193)["KV cache"].value == footprint(one, 64, 8320)["KV cache"].value
+
+
+def test_trap_20_contexts_may_be_averages():
+    """Half tokens are accepted, and the step is linear in the context: the mean of a growing context is its middle."""
+    one = server("llama-3-70b", "ironwood", 8)
+    growing = decode_step(one, 64, np.arange(8192, 8192 + 513)).value.mean()
+    assert growing == pytest.approx(decode_step(one, 64, 8192 + 256).value, rel=1e-12)
+    assert decode_step(one, 64, 8192.5).value == pytest.approx(
+        decode_step(one, 64, np.array([8192, 8193])).value.mean()
+    )
+
+
+def test_the_closed_form_counts_params_and_the_pass_counts_operations():
+    """7.2 with P = 70.55e9 reads 1.5 % more weights than a step streams (formulas.md, disagreement 13)."""
+    closed = step_time(chip("ironwood"), 1, 70.55e9, 1, 1)["matmuls/memory"].value
+    assert 1.5 == pytest.approx(100 * (1 - weight_bytes("llama-3-70b") / 7380e9 / closed), abs=0.05)
+    assert "llama-3.1-70b" in DENSE and len(list(nodes(decode_step(server(), 1, 1)))) > 10
