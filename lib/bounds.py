@@ -44,7 +44,7 @@ def step_time(chip, n, params, kv, batch, weights="bf16", math="bf16"):
     Source: formula 7.2 of the source chapter; the two terms follow one another, nothing else takes time."""
     n, params, kv, batch = _sizes(n, params, kv, batch)
     return total("step",
-        slowest("attention", term("memory", batch * kv / (n * (chip.kv_bandwidth or chip.hbm_bandwidth)))),
+        slowest("attention", term("memory", batch * kv / (n * chip.cache_bandwidth))),
         slowest("matmuls", term("compute", 2 * batch * params / (n * chip.peak(math))),
                            term("memory", format(weights).bytes * params / (n * chip.hbm_bandwidth))))
 
@@ -52,15 +52,14 @@ def step_time(chip, n, params, kv, batch, weights="bf16", math="bf16"):
 def step_floor(chip, n, params, kv, batch, weights="bf16"):
     """Seconds that no decode step can beat: every cache and every weight once over the HBM. Source: lower bound of 7.2."""
     n, params, kv, batch = _sizes(n, params, kv, batch)
-    rate = n * chip.hbm_bandwidth
     return total("bytes over bandwidth",
-        term("weights", format(weights).bytes * params / rate),
-        term("KV cache", batch * kv / rate))
+        term("weights", format(weights).bytes * params / (n * chip.hbm_bandwidth)),
+        term("KV cache", batch * kv / (n * chip.cache_bandwidth)))
 
 
 def saturation_throughput(chip, n, kv):
     """Tokens per second that decode approaches at any batch, however large: the rate at which whole caches are read, X W / KV."""
-    return term("saturation throughput", positive("n", n) * chip.hbm_bandwidth / positive("kv", kv), "tok/s")
+    return term("saturation throughput", positive("n", n) * chip.cache_bandwidth / positive("kv", kv), "tok/s")
 
 
 def half_throughput_batch(params, kv, weights="bf16"):

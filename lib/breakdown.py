@@ -101,8 +101,10 @@ class Breakdown:
         if not any(formula is not None for *_, formula in self.rows()):
             return None
         from sympy import latex
-        lines = [rf"\text{{{name}}} &= {latex(formula)} &&= \text{{{value}}}"
-                 for _, _, name, value, _, formula in self.rows() if formula is not None]
+        terms = [(name, value, formula) for _, _, name, value, _, formula in self.rows() if formula is not None]
+        names = {symbol: _latex(symbol.name) for *_, formula in terms for symbol in formula.free_symbols}
+        lines = [rf"\text{{{name}}} &= {latex(formula, symbol_names=names)} &&= \text{{{value}}}"
+                 for name, value, formula in terms]
         return r"$$\begin{aligned}" + r" \\ ".join(lines) + r"\end{aligned}$$"
 
 
@@ -118,6 +120,13 @@ def _typeset(text):
     """A formula or a name as HTML: powers raised, indices lowered, products with a dot."""
     text = re.sub(r"\*\*(\w+)", r"<sup>\1</sup>", escape(text))
     return re.sub(r"\b([a-zA-Z]+)_(\w+)", r"\1<sub>\2</sub>", text).replace("*", "·")
+
+
+def _latex(letter):
+    """A letter as LaTeX: its index upright where it is a word."""
+    letter, primes = letter.rstrip("'").replace("α", r"\alpha"), "'" * letter.count("'")
+    base, _, below = letter.partition("_")
+    return base + primes + (rf"_{{\text{{{below}}}}}" if below else "")
 
 
 def term(name, value, unit="s"):
@@ -155,7 +164,7 @@ def symbolic(x, path, seen):
         return letters
     if isinstance(x, tuple):
         return tuple(symbolic(y, path, seen) for y in x)
-    if not isinstance(x, NUMBERS) or isinstance(x, bool) or x in (0, 1):
+    if not isinstance(x, NUMBERS) or isinstance(x, bool) or x == 0 or x == 1 and path[-1] != "bytes":
         return x
     import sympy
     field = next((key for key in (".".join(path[-2:]), path[-1]) if key in notation()), path[-1])
@@ -172,8 +181,9 @@ def explain(f, /, **inputs):
     The formulas come from calling `f` on SymPy symbols: they are the code. ValueError if an input is an array."""
     import sympy
     for name, x in inputs.items():
-        if getattr(x, "shape", ()):
+        if getattr(x, "shape", ()) or isinstance(x, list | tuple):
             raise ValueError(f"explain takes one configuration, got an array of {name}")
+    inputs = {name: x.item() if hasattr(x, "item") else x for name, x in inputs.items()}
     seen = {}
     numbers = f(**inputs)
     letters = f(**{name: symbolic(x, (name,), seen) for name, x in inputs.items()})

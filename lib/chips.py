@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from .breakdown import slowest, term
+from .elementwise import positive
 from .facts import known, quantity, sourced, table
 from .formats import HARDWARE
 from .network import Boardfly, Mesh, Switch, Torus
@@ -16,6 +17,9 @@ NETWORKS = {"torus": (Torus, ("link_bandwidth", "hop_latency", "axes", "wrap", "
             "switch": (Switch, ("egress_bandwidth", "hop_latency", "domain")),
             "mesh": (Mesh, ("link_bandwidth", "hop_latency", "domain")),
             "boardfly": (Boardfly, ("egress_bandwidth", "hop_latency", "domain"))}
+COUNTED = ("axes", "wrap", "domain", "devices")
+UNITS = {"hbm_bytes": "B", "hbm_bandwidth": "B/s", "kv_bandwidth": "B/s", "link_bandwidth": "B/s", "egress_bandwidth": "B/s",
+         "hop_latency": "s", "price": "USD/s", **dict.fromkeys(COUNTED, ""), **dict.fromkeys(HARDWARE, "FLOP/s")}
 
 
 @dataclass(frozen=True)
@@ -49,15 +53,22 @@ class Chip:
                              f"they are upcast, and the math format is one of these")
         return rate
 
+    @property
+    def cache_bandwidth(self):
+        """Bytes per second at which attention reads the cache."""
+        return self.hbm_bandwidth if self.kv_bandwidth is None else self.kv_bandwidth
+
     def derate(self, compute=1.0, memory=1.0, network=1.0):
-        """The chip that software sees: peaks, memory and link bandwidth times the fraction it reaches."""
+        """The chip that software sees: peaks, memory and link bandwidth times the fraction it reaches. ValueError for a
+        fraction that is not positive."""
+        compute, memory, network = positive("compute", compute), positive("memory", memory), positive("network", network)
         link = "link_bandwidth" if hasattr(self.network, "link_bandwidth") else "egress"
         slower = replace(self.network, **{link: network * getattr(self.network, link)})
         peaks = {name: compute * getattr(self, name) for name in HARDWARE if getattr(self, name) is not None}
-        return replace(self, hbm_bandwidth=memory * self.hbm_bandwidth, network=slower, **peaks)
+        kv = None if self.kv_bandwidth is None else memory * self.kv_bandwidth
+        return replace(self, hbm_bandwidth=memory * self.hbm_bandwidth, kv_bandwidth=kv, network=slower, **peaks)
 
 
-@cache
 def chip(name, **readings):
     """The chip of that name ("v5e", "ironwood", "h100"), or of a TOML file ("mine.toml"). KeyError lists the names.
 
@@ -65,7 +76,12 @@ def chip(name, **readings):
     chip("v5e", hbm_bandwidth="SB"); KeyError lists the sources that print the field."""
     if str(name).endswith(".toml"):
         return from_toml(name)
-    name = ALIASES.get(str(name).lower().removeprefix("tpu-"), str(name).lower().removeprefix("tpu-"))
+    return _read(str(name).lower().removeprefix("tpu-"), **readings)
+
+
+@cache
+def _read(name, **readings):
+    name = ALIASES.get(name, name)
     known("chip", name, {row["chip"] for row in table("chips")} | set(ALIASES))
     rows = [row for row in table("chips") if row["chip"] == name and row["role"] == "primary"]
     uncertain = tuple(row["field"] for row in rows if row["confidence"] == "uncertain")
@@ -87,8 +103,12 @@ def from_toml(path):
     sourced(fields.pop("source", None), str(path))
     kind = known("network", fields.pop("network", ""), NETWORKS)
     name = fields.pop("name", Path(path).stem)
-    counts = ("axes", "wrap", "domain", "devices")
-    return _assembled(name, kind, {key: value if key in counts else quantity(value) for key, value in fields.items()}, ())
+    numbers = {}
+    for key, value in fields.items():
+        if known("field of a chip", key, UNITS) in COUNTED and not (type(value) is int and value > 0):
+            raise ValueError(f"{key} must be a whole number and positive, got {value!r}")
+        numbers[key] = value if key in COUNTED else quantity(value, UNITS[key])
+    return _assembled(name, kind, numbers, ())
 
 
 def _assembled(name, kind, numbers, uncertain):
@@ -99,7 +119,7 @@ def _assembled(name, kind, numbers, uncertain):
     bad = [key for key, value in numbers.items() if not value > 0]
     if bad:
         raise ValueError(f"chip {name!r}: {', '.join(bad)} must be positive")
-    network = noun(*[int(numbers[key]) if key in ("axes", "wrap", "domain") else numbers[key] for key in wants])
+    network = noun(*[int(numbers[key]) if key in COUNTED else numbers[key] for key in wants])
     plain = {key: numbers[key] for key in (*HARDWARE, "kv_bandwidth", "price") if key in numbers}
     return Chip(name, numbers["hbm_bytes"], numbers["hbm_bandwidth"], network, devices=int(numbers.get("devices", 1)),
                 uncertain=uncertain, **plain)
@@ -117,4 +137,5 @@ def alternates(name):
 
 def roofline(name, flops, bytes, chip, math="bf16", bandwidth=None):
     """Seconds of one operation: its arithmetic (FLOP) or its memory traffic (B), whichever takes longer."""
-    return slowest(name, term("compute", flops / chip.peak(math)), term("memory", bytes / (bandwidth or chip.hbm_bandwidth)))
+    rate = chip.hbm_bandwidth if bandwidth is None else bandwidth
+    return slowest(name, term("compute", flops / chip.peak(math)), term("memory", bytes / rate))

@@ -13,9 +13,7 @@ RECOMPUTED = 1e-3       # two computations of the same formula agree to this; th
 
 @dataclass(frozen=True)
 class Check:
-    """A claim and the value computed for it, in the unit it is meant in; `printed_unit` is what the source calls that unit.
-
-    `error` is computed over stated, less one; None where nothing is stated."""
+    """A claim and the value computed for it, in the unit it is meant in; `printed_unit` is what the source calls that unit."""
 
     id: str
     claim: str
@@ -29,6 +27,7 @@ class Check:
 
     @property
     def error(self):
+        """Computed over stated, less one; None where nothing is stated."""
         return self.computed / float(self.stated) - 1 if self.stated else None
 
     @property

@@ -8,6 +8,7 @@ import sys
 from functools import reduce
 
 NUMBERS = (int, float)
+LARGEST = 1e30          # beyond every size here, and its products stay finite
 
 
 def _library(xs):
@@ -47,22 +48,30 @@ def ceil(x):
 
 
 def positive(name, x, zero=False):
-    """`x` if it can be a count or a size, as a float or a float array; ValueError naming the rule otherwise.
+    """`x` if it can be a count or a size, in double precision; ValueError naming the rule otherwise.
 
-    Only concrete numbers are looked at: tracers, symbols and quantities pass as they are."""
-    if isinstance(x, bool | str | bytes | None):
-        raise ValueError(f"{name} must be a positive number, got {x!r}")
-    if isinstance(x, NUMBERS):
-        if not (x > 0 or zero and x == 0) or x == math.inf:
-            raise ValueError(f"{name} must be finite and {'not negative' if zero else 'positive'}, got {x}")
+    Numbers, lists and arrays are looked at; tracers, symbols and quantities, which have no value yet, pass as they are."""
+    rule = f"{name} must be finite and {'not negative' if zero else 'positive'}"
+    if isinstance(x, NUMBERS) and not isinstance(x, bool):
+        if not (x > 0 or zero and x == 0) or x > LARGEST:
+            raise ValueError(f"{rule}, got {x}")
         return x
     if isinstance(x, list | tuple):
-        import numpy
-        x = numpy.asarray(x)
-    if getattr(x, "dtype", None) is not None and type(x).__module__.partition(".")[0] in ("numpy", "xarray"):
+        x = _array(name, x)
+    if isinstance(x, bool | str | bytes | complex) or not hasattr(x, "__rmul__"):
+        raise ValueError(f"{name} must be a positive number or an array of them, got {x!r}")
+    if type(x).__module__.partition(".")[0] in ("numpy", "xarray", "jaxlib"):
         if x.dtype.kind not in "iuf":
             raise ValueError(f"{name} must hold numbers, got an array of {x.dtype}")
-        if x.size == 0 or not (x >= 0 if zero else x > 0).all() or (x == math.inf).any():
-            raise ValueError(f"every {name} must be finite and {'not negative' if zero else 'positive'}")
-        return x if x.dtype.kind == "f" else x.astype(float)
+        x = x.astype(float)
+        if not x.size or not (x >= 0 if zero else x > 0).all() or (x > LARGEST).any():
+            raise ValueError(f"{rule}, everywhere")
     return x.astype(float) if hasattr(x, "astype") else x
+
+
+def _array(name, x):
+    import numpy
+    try:
+        return numpy.asarray(x)
+    except ValueError:
+        raise ValueError(f"{name} must be a number or an array, got {x!r}") from None

@@ -3,9 +3,10 @@
 import csv
 import tomllib
 from functools import cache
+from math import inf, nan
 from pathlib import Path
 
-from .units import si
+from .units import dimension, si
 
 DATA = Path(__file__).parent / "data"
 
@@ -36,13 +37,16 @@ def sourced(source, where):
     return source
 
 
-def quantity(text):
-    """A number with its unit ("989 TFLOP/s") in SI base units. ValueError when it is not of that form."""
+def quantity(text, like):
+    """A number with its unit ("989 TFLOP/s") in SI base units. ValueError when it is not one of the kind of `like` ("FLOP/s")."""
     value, _, unit = str(text).partition(" ")
     try:
-        return si(value, unit.strip())
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not a number with a unit such as '3350 GB/s': {error}") from None
+        found = si(value, unit)
+    except ValueError:
+        found = nan
+    if dimension(unit) != like or not 0 < found < inf:
+        raise ValueError(f"{text!r} is not a positive number with a unit of {like}, such as '3350 G{like}'")
+    return found
 
 
 def known(what, name, names):

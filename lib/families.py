@@ -27,6 +27,7 @@ def count(config, key, default=None, least=1, most=LIMIT):
 
 
 def flag(config, key):
+    """A field that is true or false; false where it is missing."""
     value = config.get(key)
     if not isinstance(value, bool | None):
         raise ValueError(f"{key} must be true or false, got {short(value)}")

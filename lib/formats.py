@@ -5,6 +5,7 @@ from functools import cache
 
 from .facts import known, table
 
+MODULES = ("attention", "ffn", "embedding", "head")
 HARDWARE = ("f32", "bf16", "int8", "fp8", "int4", "fp4")    # what matmul units multiply
 
 
@@ -18,13 +19,15 @@ class Format:
     math: str
 
 
-@cache
 def format(name):
     """The format of that name ("int4g128" weighs 4.125 bits). KeyError lists the names; a Format passes as it is.
 
     Source: the formats' own specifications, in data/formats.csv."""
-    if isinstance(name, Format):
-        return name
+    return name if isinstance(name, Format) else _named(str(name))
+
+
+@cache
+def _named(name):
     rows = {row["format"]: row for row in table("formats")}
     row = rows[known("format", name, rows)]
     scale = float(row["scale_bits"]) / float(row["group"]) if row["group"] else 0
@@ -49,9 +52,9 @@ class Precision:
 
     def __post_init__(self):
         known("math format", self.math, HARDWARE)
-        for field in ("weights", "kv", "activations", "attention", "ffn", "embedding", "head"):
+        for field in ("weights", "kv", "activations", *MODULES):
             value = getattr(self, field)
-            object.__setattr__(self, field, value if value is None else format(value))
+            object.__setattr__(self, field, None if value is None and field in MODULES else format(value))
 
     def of(self, module):
         """The format that a module's weights ("attention", "ffn", "embedding" or "head") are stored in."""

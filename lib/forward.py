@@ -43,7 +43,7 @@ def _layer(server, block, copies, batch, new, context):
     return total(block.name,
         roofline("projections", 2 * tokens * projected, b_A * projected + a * tokens * (2 * D + values), chip, math),
         roofline("attention", sequences * mixer.flops(new, context) / heads, cache + a * tokens * values, chip, math,
-                 chip.kv_bandwidth),
+                 chip.cache_bandwidth),
         roofline("ffn", 2 * tokens * (ffn.top_k * expert + common),
                  b_F * (ffn.touched(tokens) * expert + common) + a * tokens * (2 * D * ffn.top_k + hidden), chip, math),
         *_collectives(server, mixer, copies, a * tokens))

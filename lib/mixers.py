@@ -40,6 +40,10 @@ class GQA:
         N, K, H, Hv = self.n_heads, self.n_kv_heads, self.d_head, self._value()
         return D * N * (H + Hv) / X + D * K * (H + Hv) / self.ways(X) + self.extra / X
 
+    def query_input(self, D):
+        """Width of what queries are projected from."""
+        return D
+
     def flops(self, new, context, most=None):
         return 2 * self.n_heads * (self.d_head + self._value()) * pairs(new, context, most)
 
@@ -76,8 +80,12 @@ class MLA:
 
     def params(self, D, X=1):
         N, r, wide = self.n_heads, self.kv_rank, self.d_nope + self.d_rope
-        query = D * N * wide / X if self.q_rank is None else D * self.q_rank + self.q_rank * N * wide / X
+        query = self.query_input(D) * N * wide / X + (0 if self.q_rank is None else D * self.q_rank)
         return query + D * (r + self.d_rope) + r * N * (self.d_nope + self.d_value) / X + N * self.d_value * D / X + self.extra
+
+    def query_input(self, D):
+        """Width of what queries are projected from."""
+        return D if self.q_rank is None else self.q_rank
 
     def flops(self, new, context, most=None):
         N, r, seen = self.n_heads, self.kv_rank, pairs(new, context, most)
@@ -118,7 +126,7 @@ class Windowed:
         return self.inner.cache(minimum(context, self.window), b)
 
     def read(self, new, context, b):
-        return self.inner.read(new, minimum(context, self.window), b)
+        return self.inner.read(new, minimum(context, self.window - 1), b)      # the new token is one of the window
 
     def write(self, new, b):
         return self.inner.write(minimum(new, self.window), b)
@@ -141,8 +149,8 @@ class Indexed:
     extra: int = 0
 
     def params(self, D, X=1):
-        rank = D if self.inner.q_rank is None else self.inner.q_rank
-        indexer = self.index_heads * self.index_width * rank + D * (self.index_width + self.index_heads)
+        queries = self.index_heads * self.index_width * self.inner.query_input(D)
+        indexer = queries + D * (self.index_width + self.index_heads)
         return self.inner.params(D, X) + indexer + self.extra
 
     def flops(self, new, context, most=None):

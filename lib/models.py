@@ -97,15 +97,19 @@ def kv_bytes(model, context, format="bf16"):
     return sum(block.layers * block.mixer.cache(context, b) for block in model.blocks)
 
 
-@cache
 def model(name):
     """The model of that hub name in lower case without the organisation ("llama-3-70b"). KeyError lists the names.
 
     Source: data/models.toml, each entry with the configuration file it was read from."""
+    return _read(str(name).lower())
+
+
+@cache
+def _read(name):
     entries = nested("models")
     aliases = {alias: entry for entry, fields in entries.items() for alias in fields.get("aliases", ())}
-    fields = entries[known("model", aliases.get(str(name).lower(), str(name).lower()), {*entries, *aliases})]
-    return Model(str(name).lower(), fields["d_model"], fields["vocab"], tuple(map(_block, fields["blocks"])), fields["tied"],
+    fields = entries[known("model", aliases.get(name, name), {*entries, *aliases})]
+    return Model(name, fields["d_model"], fields["vocab"], tuple(map(_block, fields["blocks"])), fields["tied"],
                  Precision(**fields.get("native", {})), fields.get("max_context"))
 
 

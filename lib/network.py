@@ -9,6 +9,7 @@ from functools import cache
 from math import prod
 
 from .breakdown import slowest, term, total
+from .elementwise import positive
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Slice:
     chips: int
     hops: int
     bandwidth: float                    # B/s that a chip sends in an all-gather
-    exchange: float                     # B/s of array that is exchanged all-to-all
+    exchange: float                     # B/s at which the part of an array that must move is exchanged all-to-all
     hop_latency: float                  # s
 
     def slice(self, n):
@@ -39,15 +40,17 @@ class Torus:
     def slice(self, n, shape=None):
         """The most compact grid of n chips, or the given `shape`. ValueError if the torus has no such slice."""
         shape = shape or compact(_within(self, n), self.axes)
-        if prod(shape) != n or len(shape) > self.axes:
+        if prod(shape) != n or len(shape) > self.axes or not all(isinstance(x, int) and x > 0 for x in shape):
             raise ValueError(f"{shape} is no grid of {n} chips in {self.axes} dimensions")
         long = [length >= self.wrap for length in shape]
         wrapped = [all(long) if self.axes == 3 else one for one in long]
         ways = [2 if ring else 1 for ring in wrapped]
         used = sum(way for way, length in zip(ways, shape, strict=True) if length > 1) or 1
         longest = max(range(len(shape)), key=shape.__getitem__)
-        return Slice(n, sum(length // 2 if ring else length - 1 for length, ring in zip(shape, wrapped, strict=True)),
-                     used * self.link_bandwidth, 4 * ways[longest] * self.link_bandwidth * n / shape[longest], self.hop_latency)
+        hops = sum(length // 2 if ring else length - 1 for length, ring in zip(shape, wrapped, strict=True))
+        middle = ways[longest] * n // shape[longest]        # links that a quarter of an array crosses, each way
+        exchange = 4 * middle * (1 - 1 / max(n, 2)) * self.link_bandwidth
+        return Slice(n, hops, used * self.link_bandwidth, exchange, self.hop_latency)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Switch:
     domain: int
 
     def slice(self, n):
-        return Slice(_within(self, n), min(n - 1, 1), self.egress, self.egress * n / max(1 - 1 / n, 1 / 2), self.hop_latency)
+        return Slice(_within(self, n), min(n - 1, 1), self.egress, n * self.egress, self.hop_latency)
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Mesh:
 
     def slice(self, n):
         links = max(_within(self, n) - 1, 1)
-        return Slice(n, min(n - 1, 1), links * self.link_bandwidth, n * n * self.link_bandwidth, self.hop_latency)
+        return Slice(n, min(n - 1, 1), links * self.link_bandwidth, n * links * self.link_bandwidth, self.hop_latency)
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,13 @@ class Boardfly:
 
     def slice(self, n):
         hops = 0 if _within(self, n) == 1 else 1 if n <= 4 else 3 if n <= 32 else 7
-        return Slice(n, hops, self.egress, self.egress * n / max(1 - 1 / n, 1 / 2), self.hop_latency)
+        return Slice(n, hops, self.egress, n * self.egress, self.hop_latency)
 
 
 def _within(network, n):
-    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= network.domain:
+    if not hasattr(n, "__index__") or isinstance(n, bool) or not 1 <= n <= network.domain:
         raise ValueError(f"chips must be a whole number from 1 to {network.domain} on this network, got {n!r}")
-    return n
+    return int(n)
 
 
 @cache
@@ -106,7 +109,7 @@ def compact(n, axes):
 
 def all_gather(bytes, n, network):
     """Seconds until each of n chips, holding bytes/n each, holds all `bytes`."""
-    on = network.slice(n)
+    bytes, on = positive("bytes", bytes, zero=True), network.slice(n)
     return slowest("all-gather", term("latency", on.hops * on.hop_latency), term("bandwidth", bytes * (1 - 1 / n) / on.bandwidth))
 
 
@@ -122,5 +125,5 @@ def all_reduce(bytes, n, network):
 
 def all_to_all(bytes, n, network):
     """Seconds until an array of `bytes`, cut one way over n chips, is cut another way."""
-    on = network.slice(n)
+    bytes, on = positive("bytes", bytes, zero=True), network.slice(n)
     return slowest("all-to-all", term("latency", on.hops * on.hop_latency), term("bandwidth", bytes * (1 - 1 / n) / on.exchange))

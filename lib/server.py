@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import floor
+from operator import index
 
 from .breakdown import term, total
 from .chips import Chip
@@ -28,10 +29,10 @@ class Plan:
 
     def __post_init__(self):
         for name in ("tensor", "expert", "pipeline", "data", "page"):
-            value = positive(name, getattr(self, name))
-            if value != int(value):
-                raise ValueError(f"{name} must be a whole number, got {value}")
-            object.__setattr__(self, name, int(value))
+            value = getattr(self, name)
+            if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()):
+                raise ValueError(f"{name} must be a whole number and positive, got {value!r}")
+            object.__setattr__(self, name, positive(name, index(value)))
         if self.kv not in ("heads", "batch", "sequence"):
             raise ValueError(f"kv must be 'heads', 'batch' or 'sequence', got {self.kv!r}")
         if max(self.expert, self.pipeline, self.data) > 1:
@@ -53,7 +54,11 @@ class Server:
     kv_slices: tuple[Slice, ...] = field(init=False, repr=False)
 
     def __post_init__(self):
-        self.chip.peak(self.precision.math)
+        for noun, kind in ((self.model, Model), (self.chip, Chip), (self.plan, Plan), (self.precision, Precision)):
+            if not isinstance(noun, kind):
+                raise ValueError(f"a server takes a {kind.__name__}, got {noun!r}")
+        for precision in (self.precision, *[block.precision for block in self.model.blocks if block.precision]):
+            self.chip.peak(precision.math)
         X, network = self.plan.tensor, self.chip.network
         for block in self.model.blocks:
             _divisible(self.model, block, X)
@@ -70,9 +75,9 @@ def _divisible(model, block, X):
     heads, widths = inner.n_heads, [block.ffn.d_ff, block.ffn.d_shared]
     kv_heads = getattr(inner, "n_kv_heads", 1)
     if heads % X or any(width % X for width in widths) or (kv_heads % X and X % kv_heads):
-        raise ValueError(f"{model.name} cannot be cut {X} ways: its {block.name} have {heads} query heads, {kv_heads} KV heads "
-                         f"and FFN width {block.ffn.d_ff}; the chips must divide query heads and width, and must divide the KV "
-                         f"heads or be a multiple of them")
+        raise ValueError(f"{model.name} cannot be cut {X} ways: its {block.name!r} have {heads} query heads, {kv_heads} KV "
+                         f"heads, FFN width {block.ffn.d_ff} and shared width {block.ffn.d_shared}; the chips must divide query "
+                         f"heads and widths, and must divide the KV heads or be a multiple of them")
 
 
 def footprint(server, batch, context):
@@ -101,7 +106,8 @@ def weights(server):
 
 def _cache(server, batch, context):
     """Bytes of KV cache on one chip, whole pages."""
-    stored = ceil(context / server.plan.page) * server.plan.page
+    page = server.plan.page
+    stored = context if page == 1 else ceil(context / page) * page
     held = 0
     for block in server.model.blocks:
         precision = block.precision or server.precision
@@ -114,7 +120,7 @@ def kv_share(server, mixer, batch):
     """(sequences, fraction of each one's cache) that one chip holds and reads of a layer."""
     ways, copies = mixer.ways(server.plan.tensor), server.copies(mixer)
     if server.plan.kv == "batch":
-        return ceil(batch / copies), 1 / ways
+        return batch if copies == 1 else ceil(batch / copies), 1 / ways
     return batch, 1 / (ways * copies) if server.plan.kv == "sequence" else 1 / ways
 
 
@@ -125,7 +131,9 @@ def fits(server, batch, context):
 
 def max_batch(server, context):
     """Most sequences of `context` tokens whose caches fit beside the weights; 0 if not even one, or not even the weights."""
-    free = server.chip.hbm_bytes - weights(server).value
-    copies = min(server.copies(block.mixer) for block in server.model.blocks) if server.plan.kv == "batch" else 1
-    room = free / _cache(server, 1, positive("context", context))
-    return (max(floor(room), 0) if isinstance(room, NUMBERS) else room.clip(0) // 1) * round(copies)
+    context = positive("context", context)
+    copies = [round(server.copies(block.mixer)) for block in server.model.blocks]
+    turn = max(copies) if server.plan.kv == "batch" else 1  # so many sequences add the same to every chip
+    turns = (server.chip.hbm_bytes - weights(server).value) / _cache(server, turn, context)
+    whole = turn * (max(floor(turns), 0) if isinstance(turns, NUMBERS) else turns.clip(0) // 1)
+    return whole + sum(fits(server, whole + more, context) for more in range(1, turn))

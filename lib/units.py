@@ -16,8 +16,15 @@ def factor(unit):
     top, *below = unit.split("/")
     value = _plain(top, unit)
     for part in below:
-        value /= 1 if part in COUNTS or part == "chip" else _plain(part, unit)
+        value /= 1 if part in (*COUNTS[1:], "chip") else _plain(part, unit)
     return value
+
+
+def dimension(unit):
+    """`unit` without its prefixes ("TB/s" -> "B/s", "GiB" -> "B"), to tell one kind of quantity from another."""
+    plain = [next((base for base in BASE if part.endswith(base) and part[:-len(base)] in ("", *BINARY, *DECIMAL)), part)
+             for part in unit.split("/")]
+    return "/".join({"OP": "FLOP", "bit": "B", "b": "B", "h": "s"}.get(part, part) for part in plain)
 
 
 def _plain(part, unit):
@@ -48,7 +55,7 @@ def show(x, unit="", digits=3):
     if unit in COUNTS or unit == "FLOP/B" or unit.startswith(("tok", "req")):
         return f"{_digits(x, digits)} {unit}".strip()
     prefix = next((p for p, scale in DECIMAL.items() if p != "u" and abs(x) >= 0.9995 * scale
-                   and (scale > 1 or abs(x) < 0.9995)), "n" if 0 < abs(x) < 1e-6 else "")
+                   and (scale > 1 or abs(x) < 0.9995 and unit != "B")), "n" if 0 < abs(x) < 1e-6 else "")
     return f"{_digits(x / DECIMAL.get(prefix, 1), digits)} {prefix}{unit}"
 
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from strategies import server
 
+import lib.chips
+import lib.models
 from lib import facts
 from lib.bounds import critical_batch, step_time
 from lib.chips import chip, chip_names
@@ -229,10 +231,10 @@ def test_a_network_too_small_for_the_plan():
 def folder(tmp_path, monkeypatch):
     """A copy-less data folder: facts read from a temporary place, caches forgotten before and after."""
     monkeypatch.setattr(facts, "DATA", tmp_path)
-    for cached in (facts.table, facts.nested, chip, model):
+    for cached in (facts.table, facts.nested, lib.chips._read, lib.models._read):
         cached.cache_clear()
     yield tmp_path
-    for cached in (facts.table, facts.nested, chip, model):
+    for cached in (facts.table, facts.nested, lib.chips._read, lib.models._read):
         cached.cache_clear()
 
 

@@ -216,7 +216,7 @@ def test_a_chip_without_source_does_not_load(toml, text):
 )
 def test_a_malformed_quantity_is_shown(toml, old, new):
     """ValueError prints it and the form it should have."""
-    with pytest.raises(ValueError, match=f"'{new}' is not a number with a unit"):
+    with pytest.raises(ValueError, match=f"'{new}' is not a positive number with a unit"):
         chip(toml(GOOD.replace(old, new)))
 
 

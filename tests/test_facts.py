@@ -59,33 +59,47 @@ def test_entries_come_by_name(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("989 TFLOP/s", 9.89e14), ("80 GB", 80e9), ("96 GiB", 96 * 2**30), ("0.6 us", 6e-7), ("3.6 USD/h", 0.001)],
+    ("text", "like", "expected"),
+    [
+        ("989 TFLOP/s", "FLOP/s", 9.89e14),
+        ("394 TOP/s", "FLOP/s", 3.94e14),
+        ("80 GB", "B", 80e9),
+        ("96 GiB", "B", 96 * 2**30),
+        ("0.6 us", "s", 6e-7),
+        ("3.6 USD/h", "USD/s", 0.001),
+    ],
 )
-def test_a_quantity_is_a_number_and_a_unit(text, expected):
+def test_a_quantity_is_a_number_and_a_unit(text, like, expected):
     """In SI base units."""
-    assert expected == facts.quantity(text)
+    assert expected == facts.quantity(text, like)
+
+
+@pytest.mark.parametrize(("text", "like"), [("80 GB/s", "B"), ("80 GB", "B/s"), ("5 us", "B/s"), ("989 TFLOP", "FLOP/s")])
+def test_a_quantity_of_another_kind_is_refused(text, like):
+    """A capacity is no bandwidth."""
+    with pytest.raises(ValueError, match=f"'{text}' is not a positive number with a unit of {like}"):
+        facts.quantity(text, like)
 
 
 @pytest.mark.parametrize("text", ["", "GB/s", "5GB/s", "five GB/s", "5 GB/s extra", "5 gb", "GB 5", None, [5, "GB"]])
 def test_a_malformed_quantity_is_refused(text):
     """ValueError shows the text and an example of the form."""
-    with pytest.raises(ValueError, match="is not a number with a unit such as '3350 GB/s'"):
-        facts.quantity(text)
+    with pytest.raises(ValueError, match="is not a positive number with a unit of B/s, such as '3350 GB/s'"):
+        facts.quantity(text, "B/s")
 
 
 @pytest.mark.parametrize("text", ["5", 5, 3.35e12])
 def test_a_number_without_a_unit_is_no_quantity(text):
     """3350 of what? A bandwidth given as "3350" must not load as 3,350 bytes per second."""
-    with pytest.raises(ValueError, match="is not a number with a unit"):
-        facts.quantity(text)
+    with pytest.raises(ValueError, match="is not a positive number with a unit"):
+        facts.quantity(text, "B/s")
 
 
 @pytest.mark.parametrize("text", ["nan GB/s", "inf GB/s", "-inf GB"])
 def test_a_quantity_is_finite(text):
     """Nothing outside gives NaN or infinity in."""
     with pytest.raises(ValueError):
-        facts.quantity(text)
+        facts.quantity(text, "B/s")
 
 
 def test_an_unknown_name_lists_the_known():
