@@ -29,10 +29,7 @@ from .forward import forward as forward
 from .forward import prefill as prefill
 from .mixers import GQA as GQA
 from .mixers import MLA as MLA
-from .mixers import Indexed as Indexed
 from .mixers import Recurrent as Recurrent
-from .mixers import Shared as Shared
-from .mixers import Windowed as Windowed
 from .models import FFN as FFN
 from .models import Block as Block
 from .models import Model as Model
@@ -51,3 +48,7 @@ from .server import max_batch as max_batch
 from .units import rounded as rounded
 from .units import show as show
 from .units import si as si
+from .variants import Chunked as Chunked
+from .variants import Indexed as Indexed
+from .variants import Shared as Shared
+from .variants import Windowed as Windowed

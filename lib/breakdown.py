@@ -43,7 +43,8 @@ class Breakdown:
 
     def __mul__(self, k):
         """The same work k times."""
-        return Breakdown(self.name, self.value * k, self.unit, self.join, tuple([part * k for part in self.parts]))
+        parts = tuple([part * k for part in self.parts])
+        return Breakdown(self.name, self.value * k, self.unit, self.join, parts, self.fits, self.note)
 
     @property
     def serial(self):
@@ -184,8 +185,12 @@ def explain(f, /, **inputs):
         if getattr(x, "shape", ()) or isinstance(x, list | tuple):
             raise ValueError(f"explain takes one configuration, got an array of {name}")
     inputs = {name: x.item() if hasattr(x, "item") else x for name, x in inputs.items()}
+    if "network" in inputs and "n" in inputs:               # the slice has numbers, where a network has rules
+        inputs["network"] = inputs["network"].slice(inputs["n"])
     seen = {}
     numbers = f(**inputs)
+    if not isinstance(numbers, Breakdown):
+        raise ValueError(f"explain takes a function that returns a Breakdown; {f.__name__} returns {numbers!r}")
     letters = f(**{name: symbolic(x, (name,), seen) for name, x in inputs.items()})
     used = set().union(*(getattr(leaf.value, "free_symbols", ()) for leaf in leaves(letters)))
     taken, names, legend = set(), {}, []

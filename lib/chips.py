@@ -44,6 +44,11 @@ class Chip:
     price: float | None = None
     uncertain: tuple[str, ...] = ()
 
+    def __post_init__(self):
+        for name in ("hbm_bytes", "hbm_bandwidth", "kv_bandwidth", "price", *HARDWARE):
+            if getattr(self, name) is not None:
+                positive(f"{name} of {self.name}", getattr(self, name))
+
     def peak(self, format="bf16"):
         """FLOP/s with both operands in that format. ValueError if the chip does not multiply it natively."""
         rate = getattr(self, format) if format in HARDWARE else None
@@ -75,6 +80,8 @@ def chip(name, **readings):
     Source: data/chips.csv, the values marked primary. A reading takes one field as another source prints it:
     chip("v5e", hbm_bandwidth="SB"); KeyError lists the sources that print the field."""
     if str(name).endswith(".toml"):
+        if readings:
+            raise ValueError(f"{name} has one source, it cannot be read as {', '.join(readings.values())} reads it")
         return from_toml(name)
     return _read(str(name).lower().removeprefix("tpu-"), **readings)
 
@@ -89,8 +96,10 @@ def _read(name, **readings):
     used = ("hbm_bytes", "hbm_bandwidth", *NETWORKS[kind][1], *HARDWARE, "devices", "price")
     numbers = {row["field"]: si(row["value"], row["unit"]) for row in rows if row["field"] in used}
     for field, source in readings.items():
-        printed = {key: row for row in table("chips") if (row["chip"], row["field"]) == (name, field) and row["value"]
-                   for key in row["source"].split("+")}
+        known(f"field of {name}", field, numbers)
+        rows = [row for row in table("chips") if (row["chip"], row["field"]) == (name, field) and row["value"]]
+        rows.sort(key=lambda row: row["role"] == "primary")             # of two readings of one source, the chosen one
+        printed = {key: row for row in rows for key in row["source"].split("+")}
         row = printed[known(f"source of {name}'s {field}", source, printed)]
         numbers[field] = si(row["value"], row["unit"])
     return _assembled(name, kind, numbers, uncertain)

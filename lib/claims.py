@@ -5,7 +5,6 @@ from html import escape
 
 from .breakdown import Breakdown
 from .facts import known, table
-from .tables import Table
 from .units import factor, si
 
 RECOMPUTED = 1e-3       # two computations of the same formula agree to this; the ledger prints four to six digits
@@ -60,7 +59,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Checks:
-    """Several checks, shown as one table."""
+    """Several checks, one below the other."""
 
     rows: tuple[Check, ...]
 
@@ -68,7 +67,7 @@ class Checks:
         return "\n".join(map(repr, self.rows))
 
     def _repr_html_(self):
-        return Table(("id", "claim", "stated", "computed", "error"), [row.cells for row in self.rows])._repr_html_()
+        return "".join(row._repr_html_() for row in self.rows)
 
 
 def check(id, value):

@@ -13,7 +13,8 @@ from textwrap import wrap
 from .curves import INK, LOOKS, axes_of, looks, looks_of, ticks
 from .units import show
 
-WIDTH, SIZE = 560, 13           # of a drawing and its letters: on a page somewhat larger, on a phone about 60 %
+WIDTH, SIZE = 480, 13           # of a drawing and its letters: on a page somewhat larger, on a phone about 70 %
+NETWORK = {"bandwidth": "network bandwidth", "latency": "network latency"}     # what these resources are called on a page
 # Behind words that may lie on lines.
 CARD = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
 
@@ -49,8 +50,8 @@ def _chars(texts, size=SIZE):
 
 def _heading(title):
     """A title in as few lines as it needs, all of about one length."""
-    needed = len(wrap(title, 64))
-    return next(lines for width in range(1, 65) if len(lines := wrap(title, width)) == needed or width == 64)
+    needed = len(wrap(title, 54))
+    return next(lines for width in range(1, 55) if len(lines := wrap(title, width)) == needed or width == 54)
 
 
 def _short(number):
@@ -77,7 +78,7 @@ def _svg(title, says, height, draw):
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", _short, tag[0]), svg)
     label = escape(". ".join(filter(None, (title, says))))
     head = (f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-            f'viewBox="0 0 {WIDTH} {height}" width="640" height="{height * 640 // WIDTH}" stroke-linejoin="round" '
+            f'viewBox="0 0 {WIDTH} {height}" width="580" height="{height * 580 // WIDTH}" stroke-linejoin="round" '
             f'role="img" aria-label="{label}">')
     svg = head + svg[svg.index(">") + 1:]
     return Picture(title, re.sub(r"\s*\n\s*", "\n", svg).strip() + "\n")
@@ -167,7 +168,7 @@ def bars(breakdowns, labels, title, x_label):
         raise ValueError(f"bars need a label a breakdown, one unit and a finite number above 0 each; got {len(labels)} "
                          f"labels, units {', '.join(sorted(units))} and {', '.join(map(str, totals))}")
     [unit] = units
-    says = "; ".join(f"{label}: " + ", ".join(f"{name} {show(v, unit)}" for name, v in each.items() if v)
+    says = "; ".join(f"{label}: " + ", ".join(f"{NETWORK.get(name, name)} {show(v, unit)}" for name, v in each.items() if v)
                      for label, each in zip(labels, waits, strict=True))
 
     def draw(figure, height):
@@ -189,7 +190,8 @@ def bars(breakdowns, labels, title, x_label):
                               bbox=CARD)
                 start += each[name]
             axes.text(start + 6 * pixel, row, show(start, unit), va="center_baseline", weight="bold")
-        figure.legend([kinds[name] for name in names], names, loc="upper left", ncols=len(names), frameon=False,
+        called = [NETWORK.get(name, name) for name in names]
+        figure.legend([kinds[name] for name in names], called, loc="upper left", ncols=len(names), frameon=False,
                       bbox_to_anchor=(0, 1 - (12 + 19 * len(heading)) / height), borderaxespad=0,
                       handlelength=1.6, handleheight=1.1, columnspacing=1.4)
     return _svg(title, says, 118 + 19 * len(_heading(title)) + 46 * len(waits), draw)

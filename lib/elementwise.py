@@ -5,7 +5,9 @@ from is imported already, so none is imported here."""
 
 import math
 import sys
+from decimal import Decimal
 from functools import reduce
+from numbers import Rational
 
 NUMBERS = (int, float)
 LARGEST = 1e30          # beyond every size here, and its products stay finite
@@ -51,6 +53,8 @@ def positive(name, x, zero=False):
     """`x` if it can be a count or a size, in double precision; ValueError naming the rule otherwise.
 
     Numbers, lists and arrays are looked at; tracers, symbols and quantities, which have no value yet, pass as they are."""
+    if isinstance(x, Rational) and not isinstance(x, int):
+        x = float(x)
     rule = f"{name} must be finite and {'not negative' if zero else 'positive'}"
     if isinstance(x, NUMBERS) and not isinstance(x, bool):
         if not (x > 0 or zero and x == 0) or x > LARGEST:
@@ -58,7 +62,7 @@ def positive(name, x, zero=False):
         return x
     if isinstance(x, list | tuple):
         x = _array(name, x)
-    if isinstance(x, bool | str | bytes | complex) or not hasattr(x, "__rmul__"):
+    if isinstance(x, bool | str | bytes | bytearray | complex | Decimal) or not hasattr(x, "__rmul__"):
         raise ValueError(f"{name} must be a positive number or an array of them, got {x!r}")
     if type(x).__module__.partition(".")[0] in ("numpy", "xarray", "jaxlib"):
         if x.dtype.kind not in "iuf":

@@ -32,7 +32,7 @@ def nested(name):
 
 def sourced(source, where):
     """The source, or ValueError: a number that nobody answers for does not load."""
-    if not (source or "").strip():
+    if not isinstance(source, str) or not source.strip():
         raise ValueError(f"{where} has no source; every fact names the page it was read from")
     return source
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from reprlib import repr as short
 
-from .mixers import GQA, MLA, Indexed, Windowed
+from .mixers import GQA, MLA
 from .models import FFN, Block
+from .variants import Chunked, Indexed, Windowed
 
 LAYER_LIMIT, LIMIT = 10_000, 10**9  # of layers, of anything else that is counted
 LOCAL = {"full_attention": False, "sliding_attention": True, "chunked_attention": True}  # entries of layer_types
@@ -68,7 +69,7 @@ def read_blocks(config):
     mixers, ffns = _mixers(config, family), family.ffns(config)
     reach, kind, blocks = len(set(mixers)) > 1, len(set(ffns)) > 1, []
     for (mixer, ffn), layers in Counter(zip(mixers, ffns, strict=True)).items():
-        near = "local" if isinstance(mixer, Windowed) else "global"
+        near = "local" if isinstance(mixer, Windowed | Chunked) else "global"
         traits = [near] * reach + ["moe" if ffn.router else "dense"] * kind
         blocks.append(Block("-".join(traits) or "layers", layers, mixer, ffn, family.norms))
     return tuple(blocks)
@@ -82,7 +83,8 @@ def _mixers(config, family):
         local = family.local(config) if family.local else [False for _ in _layers(config)]
     if any(local) and (family.local is None or config.get("use_sliding_window") is False):
         raise ValueError(f"layer_types: this {config['model_type']} has no local layers")
-    near = Windowed(mixer, count(config, family.window)) if any(local) else None
+    limit = Chunked if family.window == "attention_chunk_size" else Windowed
+    near = limit(mixer, count(config, family.window)) if any(local) else None
     return [near if windowed else mixer for windowed in local]
 
 

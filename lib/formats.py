@@ -38,7 +38,7 @@ def _named(name):
 class Precision:
     """The format of each kind of value, by name or as a Format; KeyError lists the names.
 
-    `math` is what the matmul units multiply in: weights stored in fewer bits are upcast to it after the read.
+    `math` is what the matmul units multiply in, all of them: what is stored otherwise is cast to it after the read.
     `attention`, `ffn`, `embedding` and `head` are weights that may differ from `weights` (None: they do not)."""
 
     weights: Format = "bf16"

@@ -1,8 +1,8 @@
 """Time of one pass through a model: prefill, decode and verification of drafts are its corners.
 
 A floor: nominal peaks, each operation's arithmetic and memory traffic perfectly overlapped, operations one after the other.
-An operation reads its inputs and writes its outputs once; inside attention the scores stay on the chip. The logits are
-computed for the last token of each sequence. Left out: norms' and softmax's own arithmetic, launches, sampling."""
+An operation reads its inputs and writes its outputs once; inside attention the scores stay on the chip. Left out: norms' and
+softmax's own arithmetic, launches, sampling."""
 
 from dataclasses import replace
 
@@ -14,20 +14,27 @@ from .server import footprint, kv_share
 from .units import show
 
 
-def forward(server, batch, new, context):
+def forward(server, batch, new, context, logits=1):
     """Seconds in which `batch` sequences each push `new` tokens through the model after `context` cached ones.
 
-    A Breakdown; its `fits` is False, or a mask, where the caches do not fit the HBM, and its text says so.
+    `logits` is for how many of a sequence's new tokens they are computed: the last one, or all when drafts are verified.
+    A Breakdown; its `fits` is False, or a mask, where caches of context + new tokens do not fit the HBM, and its text says so.
     ValueError if batch or new are not positive or context is negative. Source: formulas 7.2 and 7.3, per operation."""
-    batch, new, context = positive("batch", batch), positive("new", new), positive("context", context, zero=True)
+    new, context = positive("new", new), positive("context", context, zero=True)
+    return _said(server, _pass(server, batch, new, context, logits), batch, context + new)
+
+
+def _pass(server, batch, new, context, logits):
+    batch, logits = positive("batch", batch), positive("logits", logits)
     chip, model, X, precision = server.chip, server.model, server.plan.tensor, server.precision
     D, tokens, a = model.d_model, batch * new, precision.activations.bytes
     table, b_E, b_V = D * model.vocab / X, precision.of("embedding").bytes, precision.of("head").bytes
     blocks = [_layer(server, block, copies, batch, new, context) * block.layers
               for block, copies in zip(model.blocks, server.kv_slices, strict=True)]
     embed = slowest("embed", term("memory", tokens * D * (b_E + a) / X / chip.hbm_bandwidth))   # rows looked up, not multiplied
-    unembed = roofline("unembed", 2 * batch * table, b_V * table + a * batch * (D + model.vocab / X), chip, precision.math)
-    return _said(server, total("forward", embed, *blocks, unembed), batch, context + new)
+    rows = batch * logits
+    unembed = roofline("unembed", 2 * rows * table, b_V * table + a * rows * (D + model.vocab / X), chip, precision.math)
+    return total("forward", embed, *blocks, unembed)
 
 
 def _layer(server, block, copies, batch, new, context):
@@ -40,10 +47,11 @@ def _layer(server, block, copies, batch, new, context):
     sequences, share = kv_share(server, mixer, batch)
     cache = sequences * share * (mixer.read(new, context, b_kv) + mixer.write(new, b_kv))
     heads = X if server.plan.kv != "batch" else mixer.ways(X)
+    parts = copies.chips if server.plan.kv == "sequence" else 1
+    scores = mixer.flops(new, context) / heads + mixer.whole(new, context) / parts
     return total(block.name,
         roofline("projections", 2 * tokens * projected, b_A * projected + a * tokens * (2 * D + values), chip, math),
-        roofline("attention", sequences * mixer.flops(new, context) / heads, cache + a * tokens * values, chip, math,
-                 chip.cache_bandwidth),
+        roofline("attention", sequences * scores, cache + a * tokens * values, chip, math, chip.cache_bandwidth),
         roofline("ffn", 2 * tokens * (ffn.top_k * expert + common),
                  b_F * (ffn.touched(tokens) * expert + common) + a * tokens * (2 * D * ffn.top_k + hidden), chip, math),
         *_collectives(server, mixer, copies, a * tokens))
@@ -53,7 +61,7 @@ def _collectives(server, mixer, copies, token_bytes):
     """What the chips exchange in a layer: Megatron's two all-reduces, and what a cache cut beyond the KV heads costs."""
     X = server.plan.tensor
     yield all_reduce(token_bytes * server.model.d_model, X, server.slice) * 2
-    wide = token_bytes * mixer.width() / mixer.ways(X)      # queries and outputs of the heads that `copies` share
+    wide = token_bytes * mixer.sent() / mixer.ways(X)       # queries and outputs of the heads that `copies` share
     if server.plan.kv == "batch":                           # queries to the chip that holds their sequence, outputs back
         yield all_to_all(wide / 2, copies.chips, copies) * 2
     if server.plan.kv == "sequence":                        # every part sees all queries, then partial outputs are merged
@@ -65,8 +73,10 @@ def _said(server, result, batch, context):
     held, room = footprint(server, batch, context).value, server.chip.hbm_bytes
     fits = held <= room
     note = ""
-    if isinstance(held, NUMBERS) and isinstance(room, NUMBERS) and not fits:
-        note = f"does not fit: {show(held, 'B')} a chip of {show(room, 'B')}"
+    if isinstance(held, NUMBERS) and isinstance(room, NUMBERS):
+        note = "" if fits else f"does not fit: {show(held, 'B')} a chip of {show(room, 'B')}"
+    elif type(fits).__module__ == "numpy" and not fits.all():
+        note = f"{fits.size - fits.sum()} of {fits.size} do not fit"
     return replace(result, fits=fits, note=note)
 
 
@@ -76,5 +86,8 @@ def prefill(server, batch, prompt):
 
 
 def decode_step(server, batch, context):
-    """Seconds in which each of `batch` sequences with `context` cached tokens gains one token."""
-    return forward(server, batch, new=1, context=positive("context", context))
+    """Seconds in which each of `batch` sequences with `context` cached tokens gains one token.
+
+    Its `fits` is that of caches of `context` tokens, as for `fits` and `max_batch`: the new token's is not there yet."""
+    context = positive("context", context)
+    return _said(server, _pass(server, batch, 1, context, 1), batch, context)

@@ -1,18 +1,21 @@
-"""What mixes tokens in a layer: attention in its kinds, and what it keeps per sequence.
+"""What mixes tokens in a layer, and what it keeps per sequence: grouped-query and latent attention, recurrent states.
 
-Mixers (GQA, MLA, Windowed, Indexed, Shared, Recurrent) are interchangeable; each answers, for one layer:
+Mixers are interchangeable, those of `variants` too; each answers, for one layer:
   params(D, X=1)          parameters that one of X tensor-parallel chips holds
-  flops(T, S, most=None)  FLOPs of T new tokens after S cached ones, beyond the weights; a query sees `most` tokens at most
-  cache(S, b)             bytes that a sequence of S tokens keeps, at b bytes a value
+  flops(T, S, most=None)  FLOPs of T new tokens after S cached ones, beyond the weights, which chips share by heads; a query
+                          sees `most` tokens at most
+  whole(T, S)             FLOPs that every chip with the sequence does for itself
+  cache(S, b, page=1)     bytes that a sequence of S tokens keeps, at b bytes a value, in whole pages
   read(T, S, b)           bytes of it that a pass of T new tokens reads
   write(T, b)             bytes that T new tokens add or rewrite
   ways(X)                 how many of X chips hold different parts of the cache
   width()                 query and output values of one token
-D is the model width. Sources: Scaling Book chapter 4 for GQA, DeepSeek-V2 for MLA, DeepSeek-V3.2 for Indexed."""
+  sent()                  the same, as chips exchange them when the cache is cut by batch or sequence
+D is the model width. Sources: Scaling Book chapter 4 for GQA, DeepSeek-V2 for MLA."""
 
 from dataclasses import dataclass
 
-from .elementwise import maximum, minimum
+from .elementwise import ceil, maximum, minimum
 
 
 def pairs(new, context, most=None):
@@ -21,6 +24,11 @@ def pairs(new, context, most=None):
         return new * (context + (new + 1) / 2)
     growing = minimum(maximum(most - context, 0), new)      # tokens that do not see `most` yet
     return growing * (context + (growing + 1) / 2) + (new - growing) * most
+
+
+def paged(tokens, page):
+    """Tokens that a cache of whole pages has room for."""
+    return tokens if page == 1 else ceil(tokens / page) * page
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,11 @@ class GQA:
     def flops(self, new, context, most=None):
         return 2 * self.n_heads * (self.d_head + self._value()) * pairs(new, context, most)
 
-    def cache(self, context, b):
-        return b * self.n_kv_heads * (self.d_head + self._value()) * context
+    def whole(self, new, context):
+        return 0 * new
+
+    def cache(self, context, b, page=1):
+        return b * self.n_kv_heads * (self.d_head + self._value()) * paged(context, page)
 
     def read(self, new, context, b):
         return self.cache(context, b)
@@ -61,6 +72,9 @@ class GQA:
 
     def width(self):
         return self.n_heads * (self.d_head + self._value())
+
+    def sent(self):
+        return self.width()
 
 
 @dataclass(frozen=True)
@@ -93,8 +107,11 @@ class MLA:
         expanded = 2 * N * (self.d_nope + self.d_rope + self.d_value) * seen
         return minimum(absorbed, expanded + 2 * r * N * (self.d_nope + self.d_value) * context)
 
-    def cache(self, context, b):
-        return b * (self.kv_rank + self.d_rope) * context
+    def whole(self, new, context):
+        return 0 * new
+
+    def cache(self, context, b, page=1):
+        return b * (self.kv_rank + self.d_rope) * paged(context, page)
 
     def read(self, new, context, b):
         return self.cache(context, b)
@@ -108,98 +125,8 @@ class MLA:
     def width(self):
         return self.n_heads * (self.d_nope + self.d_rope + self.d_value)
 
-
-@dataclass(frozen=True)
-class Windowed:
-    """A mixer whose tokens see the last `window` tokens only, and which keeps no more."""
-
-    inner: GQA | MLA
-    window: int
-
-    def params(self, D, X=1):
-        return self.inner.params(D, X)
-
-    def flops(self, new, context, most=None):
-        return self.inner.flops(new, minimum(context, self.window), self.window)
-
-    def cache(self, context, b):
-        return self.inner.cache(minimum(context, self.window), b)
-
-    def read(self, new, context, b):
-        return self.inner.read(new, minimum(context, self.window - 1), b)      # the new token is one of the window
-
-    def write(self, new, b):
-        return self.inner.write(minimum(new, self.window), b)
-
-    def ways(self, X):
-        return self.inner.ways(X)
-
-    def width(self):
-        return self.inner.width()
-
-
-@dataclass(frozen=True)
-class Indexed:
-    """Sparse attention: an indexer scores every cached token with small keys of its own, attention reads the best few."""
-
-    inner: GQA | MLA
-    index_heads: int
-    index_width: int
-    index_top_k: int
-    extra: int = 0
-
-    def params(self, D, X=1):
-        queries = self.index_heads * self.index_width * self.inner.query_input(D)
-        indexer = queries + D * (self.index_width + self.index_heads)
-        return self.inner.params(D, X) + indexer + self.extra
-
-    def flops(self, new, context, most=None):
-        scores = 2 * self.index_heads * self.index_width * pairs(new, context)
-        return self.inner.flops(new, context, self.index_top_k) + scores
-
-    def cache(self, context, b):
-        return self.inner.cache(context, b) + b * self.index_width * context
-
-    def read(self, new, context, b):
-        return self.inner.read(new, minimum(context, new * self.index_top_k), b) + b * self.index_width * context
-
-    def write(self, new, b):
-        return self.inner.write(new, b) + b * self.index_width * new
-
-    def ways(self, X):
-        return self.inner.ways(X)
-
-    def width(self):
-        return self.inner.width()
-
-
-@dataclass(frozen=True)
-class Shared:
-    """A mixer that attends to the cache of an earlier layer: it reads that cache, keeps none and projects no keys or values."""
-
-    inner: GQA
-
-    def params(self, D, X=1):
-        keys_and_values = D * self.inner.cache(1, 1)
-        return self.inner.params(D, X) - keys_and_values / self.ways(X)
-
-    def flops(self, new, context, most=None):
-        return self.inner.flops(new, context, most)
-
-    def cache(self, context, b):
-        return 0 * context
-
-    def read(self, new, context, b):
-        return self.inner.read(new, context, b)
-
-    def write(self, new, b):
-        return 0 * new
-
-    def ways(self, X):
-        return self.inner.ways(X)
-
-    def width(self):
-        return self.inner.width()
+    def sent(self):
+        return self.n_heads * (2 * self.kv_rank + self.d_rope)      # absorbed queries and latent outputs
 
 
 @dataclass(frozen=True)
@@ -219,7 +146,10 @@ class Recurrent:
     def flops(self, new, context, most=None):
         return self.state_flops * new
 
-    def cache(self, context, b):
+    def whole(self, new, context):
+        return 0 * new
+
+    def cache(self, context, b, page=1):
         return self.state
 
     def read(self, new, context, b):
@@ -233,3 +163,6 @@ class Recurrent:
 
     def width(self):
         return 2 * self.n_heads * self.d_head
+
+    def sent(self):
+        return self.width()

@@ -7,10 +7,11 @@ from .elementwise import positive
 from .facts import known, nested
 from .formats import Precision
 from .formats import format as _format
-from .mixers import GQA, MLA, Indexed, Recurrent, Shared, Windowed
+from .mixers import GQA, MLA, Recurrent
+from .variants import Chunked, Indexed, Shared, Windowed
 
-Mixer = GQA | MLA | Windowed | Indexed | Shared | Recurrent
-NOUNS = {noun.__name__: noun for noun in (GQA, MLA, Windowed, Indexed, Shared, Recurrent)}
+Mixer = GQA | MLA | Recurrent | Windowed | Chunked | Indexed | Shared
+NOUNS = {noun.__name__: noun for noun in (GQA, MLA, Recurrent, Windowed, Chunked, Indexed, Shared)}
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class FFN:
     router: int = 0
     extra: int = 0
     expert_extra: int = 0
+
+    def __post_init__(self):
+        if not 1 <= self.top_k <= self.n_experts:
+            raise ValueError(f"a token uses 1 to {self.n_experts} experts of {self.n_experts}, not {self.top_k}")
 
     def expert(self, D):
         """Parameters of one expert."""
@@ -71,6 +76,9 @@ class Model:
     tied: bool = False
     native: Precision = Precision()
     max_context: int | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "blocks", tuple(self.blocks))
 
     @property
     def layers(self):

@@ -46,9 +46,9 @@ class Torus:
         wrapped = [all(long) if self.axes == 3 else one for one in long]
         ways = [2 if ring else 1 for ring in wrapped]
         used = sum(way for way, length in zip(ways, shape, strict=True) if length > 1) or 1
-        longest = max(range(len(shape)), key=shape.__getitem__)
         hops = sum(length // 2 if ring else length - 1 for length, ring in zip(shape, wrapped, strict=True))
-        middle = ways[longest] * n // shape[longest]        # links that a quarter of an array crosses, each way
+        cut = [way * n // length for way, length in zip(ways, shape, strict=True) if length > 1]
+        middle = min(cut, default=1)                        # links through which a quarter of an array passes, each way
         exchange = 4 * middle * (1 - 1 / max(n, 2)) * self.link_bandwidth
         return Slice(n, hops, used * self.link_bandwidth, exchange, self.hop_latency)
 
@@ -100,7 +100,7 @@ def _within(network, n):
 
 @cache
 def compact(n, axes):
-    """The lengths of the grid of n chips with the fewest hops, shortest first."""
+    """The lengths of the most compact grid of n chips (the smallest sum), shortest first."""
     if axes == 1:
         return (n,)
     grids = [(first, *compact(n // first, axes - 1)) for first in range(1, n + 1) if n % first == 0]

@@ -1,7 +1,7 @@
 """One copy of a model on the chips that hold it: the plan that cuts it, the memory it needs."""
 
 from dataclasses import dataclass, field
-from math import floor
+from math import floor, lcm
 from operator import index
 
 from .breakdown import term, total
@@ -71,7 +71,9 @@ class Server:
 
 
 def _divisible(model, block, X):
-    inner = getattr(block.mixer, "inner", block.mixer)
+    inner = block.mixer
+    while hasattr(inner, "inner"):
+        inner = inner.inner
     heads, widths = inner.n_heads, [block.ffn.d_ff, block.ffn.d_shared]
     kv_heads = getattr(inner, "n_kv_heads", 1)
     if heads % X or any(width % X for width in widths) or (kv_heads % X and X % kv_heads):
@@ -106,13 +108,11 @@ def weights(server):
 
 def _cache(server, batch, context):
     """Bytes of KV cache on one chip, whole pages."""
-    page = server.plan.page
-    stored = context if page == 1 else ceil(context / page) * page
     held = 0
     for block in server.model.blocks:
         precision = block.precision or server.precision
         sequences, share = kv_share(server, block.mixer, batch)
-        held = held + block.layers * sequences * block.mixer.cache(stored, precision.kv.bytes) * share
+        held = held + block.layers * sequences * block.mixer.cache(context, precision.kv.bytes, server.plan.page) * share
     return held
 
 
@@ -133,7 +133,7 @@ def max_batch(server, context):
     """Most sequences of `context` tokens whose caches fit beside the weights; 0 if not even one, or not even the weights."""
     context = positive("context", context)
     copies = [round(server.copies(block.mixer)) for block in server.model.blocks]
-    turn = max(copies) if server.plan.kv == "batch" else 1  # so many sequences add the same to every chip
+    turn = lcm(*copies) if server.plan.kv == "batch" else 1  # so many sequences add the same to every chip
     turns = (server.chip.hbm_bytes - weights(server).value) / _cache(server, turn, context)
     whole = turn * (max(floor(turns), 0) if isinstance(turns, NUMBERS) else turns.clip(0) // 1)
     return whole + sum(fits(server, whole + more, context) for more in range(1, turn))

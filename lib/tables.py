@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from html import escape
 
-NUMBER = re.compile(r"[-+–]?[\d.,]*(e\d+)?( ?[%a-zA-Zµ/]+)?")     # a number, perhaps with its unit, or a dash for none
+NUMBER = re.compile(r"–|[-+]?[\d.,]*\d(e\d+)?( ?[%a-zA-Zµ/()]+)?")     # a number, perhaps with its unit; or none
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class Table:
 
     def _repr_html_(self):
         text = [any(not NUMBER.fullmatch(row[i]) for row in self.rows) for i in range(len(self.head))]
-
         kinds = [' class="text"' * words for words in text]
 
         def line(tag, cells):
@@ -44,4 +43,4 @@ def _cell(x):
         return x
     if x is None:
         return "–"
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+    return f"{x:,.0f}" if abs(x) >= 1000 or x == int(x) else f"{x:#.4g}"

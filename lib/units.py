@@ -1,5 +1,7 @@
 """SI base units in, human units out: the only file where a prefix is spelled."""
 
+from math import inf
+
 BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 DECIMAL = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "m": 1e-3, "u": 1e-6, "µ": 1e-6, "n": 1e-9}
 BASE = {"s": 1, "h": 3600, "B": 1, "bit": 1 / 8, "b": 1 / 8, "FLOP": 1, "OP": 1, "USD": 1, "W": 1, "tok": 1, "req": 1}
@@ -54,15 +56,18 @@ def show(x, unit="", digits=3):
         return str(x)
     if unit in COUNTS or unit == "FLOP/B" or unit.startswith(("tok", "req")):
         return f"{_digits(x, digits)} {unit}".strip()
-    prefix = next((p for p, scale in DECIMAL.items() if p != "u" and abs(x) >= 0.9995 * scale
+    prefix = next((p for p, scale in DECIMAL.items() if p != "u" and abs(x) < inf and abs(x) >= 0.9995 * scale
                    and (scale > 1 or abs(x) < 0.9995 and unit != "B")), "n" if 0 < abs(x) < 1e-6 else "")
     return f"{_digits(x / DECIMAL.get(prefix, 1), digits)} {prefix}{unit}"
 
 
 def _digits(x, digits):
-    """`digits` significant digits, never fewer than the integer part has, never an exponent."""
-    text = f"{x:.{digits}g}"
-    return f"{x:,.0f}" if "e" in text or abs(x) >= 1000 else text
+    """`digits` significant digits, zeros included unless it is whole; never fewer than the integer part has, no exponent."""
+    if 0 < abs(x) < 1e-4 or abs(x) == inf:
+        return f"{x:.{digits - 1}e}"
+    if "e" in f"{x:.{digits}g}" or abs(x) >= 1000 or abs(x - round(x)) <= 1e-9 * abs(x):
+        return f"{x:,.0f}"
+    return f"{x:#.{digits}g}".rstrip(".")
 
 
 def rounded(x, digits):

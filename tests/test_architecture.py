@@ -11,12 +11,13 @@ ROOT = Path(__file__).parent.parent
 LIB = ROOT / "lib"
 # A module imports only from the ones before it. Modules of later chapters join their floor when they are written.
 FLOORS = (
-    "units facts elementwise breakdown formats network chips mixers models families configs bounds server forward "
+    "units facts elementwise breakdown formats network chips mixers variants models families configs bounds server forward "
     "tables claims curves drawing figures"
 ).split()
 SOURCES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(LIB.glob("*.py"))}
 TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
-FORMULAS = ("bounds", "forward", "mixers")
+MIXER = {"params", "flops", "whole", "cache", "read", "write", "ways", "width", "sent"}
+FORMULAS = ("bounds", "forward", "mixers", "variants")
 
 
 def own(tree):
@@ -85,7 +86,8 @@ def test_what_is_public_says_what_it_is(name):
     (mixers) or interface (slice)."""
     assert ast.get_docstring(TREES[name])
     shared = {
-        "mixers": {"params", "flops", "cache", "read", "write", "ways", "width"},
+        "mixers": MIXER,
+        "variants": MIXER,
         "network": {"slice"},
         "models": {"params", "layers"},
     }.get(name, set())
@@ -96,13 +98,14 @@ def test_what_is_public_says_what_it_is(name):
 def test_methods_of_the_mixers_are_documented_once():
     """Every shared method of the mixers stands in the docstring of the module."""
     text = ast.get_docstring(TREES["mixers"])
-    assert all(f"  {method}(" in text for method in ("params", "flops", "cache", "read", "write", "ways", "width"))
+    assert all(f"  {method}(" in text for method in MIXER)
 
 
 CALLS = {  # what formulas may call beside the functions of lib: no library's arithmetic
     "bounds": {"ValueError"},
-    "forward": {"isinstance", "replace", "zip", "sum"},
+    "forward": {"isinstance", "replace", "zip", "sum", "type"},
     "mixers": {"dataclass"},
+    "variants": {"dataclass"},
 }
 
 

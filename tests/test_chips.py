@@ -1,5 +1,7 @@
 """One accelerator: its numbers, its peaks, a chip of your own, one operation on it."""
 
+from dataclasses import replace
+
 import pytest
 
 from lib.chips import alternates, chip, chip_names, from_toml, roofline
@@ -266,3 +268,18 @@ def test_an_edited_file_is_read_again(toml):
     """The same path, other numbers: the second call sees them."""
     before = chip(toml(GOOD)).hbm_bandwidth
     assert before / 2 == chip(toml(GOOD.replace("3350", "1675"))).hbm_bandwidth
+
+
+def test_a_reading_that_would_change_nothing_is_refused(toml):
+    """A field that the chip's model does not use, or another source of a TOML chip, is an error, not a silence."""
+    with pytest.raises(KeyError, match="unknown field of v6e 'egress_bandwidth'"):
+        chip("v6e", egress_bandwidth="DERIV")
+    with pytest.raises(ValueError, match="has one source"):
+        chip(toml(GOOD), hbm_bandwidth="SB")
+
+
+@pytest.mark.parametrize("change", [{"hbm_bandwidth": -1.0}, {"hbm_bytes": 0.0}, {"bf16": float("nan")}])
+def test_a_chip_has_positive_rates(change):
+    """Also when it is built directly."""
+    with pytest.raises(ValueError, match="must be finite and positive"):
+        replace(chip("v5e"), **change)

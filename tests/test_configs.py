@@ -8,8 +8,9 @@ import pytest
 
 from lib.configs import FILE_LIMIT, from_config
 from lib.formats import Format, Precision
-from lib.mixers import GQA, MLA, Windowed
+from lib.mixers import GQA, MLA
 from lib.models import FFN, kv_bytes, model
+from lib.variants import Chunked, Windowed
 
 CONFIGS = Path(__file__).parent / "configs"
 FILES = {
@@ -215,7 +216,7 @@ def only_block(fields):
 def layers_by_reach(fields):
     """Layers with a window, and without."""
     blocks = from_config(fields).blocks
-    local = sum(block.layers for block in blocks if isinstance(block.mixer, Windowed))
+    local = sum(block.layers for block in blocks if isinstance(block.mixer, Windowed | Chunked))
     return local, sum(block.layers for block in blocks) - local
 
 

@@ -128,7 +128,7 @@ def test_bars_show_what_a_time_waits_for():
     """Each bar is cut into the resources it waits for, with its total beside it."""
     step = total("step", slowest("a", term("compute", 3e-3), term("memory", 1e-3)), term("latency", 1e-3))
     svg = bars([step, step * 2], ["one", "two"], "Compute decides", "time").svg
-    for word in ("compute", "latency", "one", "two", "4 ms", "8 ms", "6 ms"):
+    for word in ("compute", "network latency", "one", "two", "4 ms", "8 ms", "6 ms"):
         assert f">{word}</text>" in svg
     assert ">memory</text>" not in svg
     with pytest.raises(ValueError, match="1 labels"):

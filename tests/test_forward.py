@@ -11,10 +11,10 @@ from strategies import batches, contexts, nodes, server, servers
 from lib.chips import chip
 from lib.formats import Precision
 from lib.forward import decode_step, forward, prefill
-from lib.mixers import Shared
 from lib.models import model
 from lib.network import all_reduce
-from lib.server import Plan, Server
+from lib.server import Plan, Server, max_batch
+from lib.variants import Shared
 
 C, W = 2307e12, 7380e9  # Ironwood, bf16
 D, N, K, H, F, V, L = 8192, 64, 8, 128, 28672, 128_256, 80  # LLaMA-3-70B
@@ -341,3 +341,29 @@ def test_a_swept_plan_of_formats():
     assert 0.5 == pytest.approx(
         (fp8["layers/attention/memory"].value - a) / (STEP["layers/attention/memory"].value - a)
     )
+
+
+def test_verified_drafts_have_logits_each():
+    """Five tokens to verify want five rows of logits: five times the arithmetic, the same read of the table."""
+    one = Server(model("llama-3-8b"), chip("v5e"), precision=Precision("int8", "int8"))
+    last, all_five = (forward(one, 64, 5, 2048, logits=logits)["unembed"] for logits in (1, 5))
+    assert 5 * last["compute"].value == pytest.approx(all_five["compute"].value)
+    assert all_five["memory"].value < 1.2 * last["memory"].value
+
+
+def test_many_steps_fit_no_better_than_one():
+    """A hundred steps of a server that does not fit do not fit either."""
+    step = decode_step(Server(model("llama-3-70b"), chip("v5e"), Plan(16)), 500, 8192) * 100
+    assert not step.fits and "does not fit" in str(step)
+
+
+def test_a_sweep_says_how_many_do_not_fit():
+    """The text of a sweep counts what does not fit."""
+    one = Server(model("llama-3-70b"), chip("ironwood"), Plan(8))
+    assert "1 of 2 do not fit" in str(decode_step(one, np.array([1, 10_000]), 8192))
+
+
+def test_the_largest_batch_fits_its_step():
+    """A step at the largest batch says that it fits."""
+    one = Server(model("llama-2-7b"), chip("v3"))
+    assert decode_step(one, max_batch(one, 128), 128).fits

@@ -29,10 +29,11 @@ from lib.bounds import half_throughput_batch, saturation_throughput, step_floor,
 from lib.breakdown import symbolic
 from lib.formats import Format, Precision
 from lib.forward import decode_step, forward, prefill
-from lib.mixers import GQA, Recurrent, Shared, Windowed, pairs
+from lib.mixers import GQA, Recurrent, pairs
 from lib.models import FFN, kv_bytes
 from lib.network import Slice
 from lib.server import Plan, Server, footprint
+from lib.variants import Shared, Windowed
 
 NOTHING = Format("nothing", 0, "bf16")
 UNITS = pint.UnitRegistry()

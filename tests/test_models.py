@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from lib.formats import Precision, format
-from lib.mixers import GQA, MLA, Indexed, Recurrent, Shared, Windowed
+from lib.mixers import GQA, MLA, Recurrent
 from lib.models import FFN, Block, Model, kv_bytes, model, model_names
+from lib.variants import Indexed, Shared, Windowed
 
 with open(Path(__file__).parent / "data" / "expected_models.csv", newline="", encoding="utf-8") as file:
     EXPECTED = {row["model"]: row for row in csv.DictReader(file)}

@@ -6,6 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import CHIPS
 
+from lib.breakdown import explain
 from lib.chips import chip
 from lib.network import (
     Boardfly,
@@ -244,3 +245,14 @@ def test_nothing_is_sent_faster_than_all_links_can(name, n, bytes):
     received = bytes * (n - 1) / n
     assert all_gather(bytes, n, network).value >= received / links * (1 - 1e-12)
     assert all_to_all(bytes, n, network).value >= received / n / links * (1 - 1e-12)
+
+
+def test_all_to_all_waits_for_the_axis_that_does_not_wrap():
+    """12 x 16 on v5e: the axis of 16 wraps, that of 12 does not. A quarter of 1 GB passes its 16 links of 50 GB/s, each way."""
+    assert 0.25e9 / (16 * 50e9) == pytest.approx(all_to_all(1e9, 192, chip("v5e").network).value)
+
+
+def test_a_collective_explains_itself():
+    """The network's rules have no letter, so its slice is explained."""
+    told = explain(all_reduce, bytes=1e6, n=8, network=chip("v5e").network)
+    assert told.value == all_reduce(1e6, 8, chip("v5e").network).value and "W_ici" in str(told)
