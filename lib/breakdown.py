@@ -13,7 +13,7 @@ from .facts import table
 from .units import show
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Breakdown:
     """A value and the parts it is the sum or the maximum of.
 
@@ -84,7 +84,7 @@ class Breakdown:
         for part in self.parts:
             yield from part.rows(depth + 1)
 
-    def __str__(self):
+    def __repr__(self):
         lines = [f"{'' if join == 'term' else join:<4}{'  ' * depth + name:<28}{value:>10}  {note or formula or ''}".rstrip()
                  for depth, join, name, value, note, formula in self.rows()]
         width = max((len(symbol) for symbol, *_ in self.legend), default=0)
