@@ -85,3 +85,18 @@ def test_no_file_names_a_place_on_one_machine():
 def test_the_ci_script_can_be_called():
     """It has its executable bit, which copying through an archive may lose."""
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_the_readme_shows_what_the_code_prints():
+    """The transcript at the top of the README is the present output, and its Python examples run."""
+    import numpy as np
+
+    from lib import Plan, Server, chip, decode_step, explain, model
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    server = Server(model("llama-3-70b"), chip("ironwood"), Plan(tensor=8))
+    told = str(explain(decode_step, server=server, batch=64, context=32_768)).partition("\n\n")[0]
+    assert told in text
+    example = text.partition("```python\n")[2].partition("```")[0]
+    lines = [line for line in example.splitlines() if "config.json" not in line]    # your model, your chip
+    exec("\n".join(lines), {"np": np})
