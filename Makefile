@@ -49,7 +49,7 @@ serve: $(SITE) ## show the site at a local address
 
 lab: $(READY) ## open the notebooks in JupyterLab, installing it on the first call
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-lab.lock
-	$(BIN)/jupyter lab book
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) book
 
 refresh: $(READY) ## run every notebook and store its outputs; TIMINGS=1 measures the timings anew
 	$(BIN)/python book/refresh.py

@@ -87,13 +87,21 @@ def check(id, value):
                    row["stated"], computed, row["note"])
     wrong = _wrong(row, computed, result.error)
     if wrong:
-        raise AssertionError(f"{result!r}: {wrong}")
+        raise AssertionError(f"✗ {repr(result).partition(' ')[2]}: {wrong}")
     return result
 
 
 def checks(values):
-    """Check each {claim id: value}; the first that fails raises as `check` does."""
-    return Checks(tuple(check(id, value) for id, value in values.items()))
+    """Check each {claim id: value}. AssertionError names all that fail as `check` would."""
+    passed, failed = [], []
+    for id, value in values.items():
+        try:
+            passed.append(check(id, value))
+        except AssertionError as error:
+            failed.append(str(error))
+    if failed:
+        raise AssertionError("\n".join(failed))
+    return Checks(tuple(passed))
 
 
 def _wrong(row, computed, error):

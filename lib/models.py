@@ -106,10 +106,10 @@ def kv_bytes(model, context, format="bf16"):
 
 
 def model(name):
-    """The model of that hub name in lower case without the organisation ("llama-3-70b"). KeyError lists the names.
+    """The model of that hub name ("llama-3-70b"; case and organisation do not matter). KeyError lists the names.
 
     Source: data/models.toml, each entry with the configuration file it was read from."""
-    return _read(str(name).lower())
+    return _read(str(name).lower().rpartition("/")[2])
 
 
 @cache

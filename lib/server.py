@@ -62,6 +62,9 @@ class Server:
         X, network = self.plan.tensor, self.chip.network
         for block in self.model.blocks:
             _divisible(self.model, block, X)
+        if X > network.domain:
+            raise ValueError(f"tensor={X} is more than the {network.domain} chips that {self.chip.name}'s own network joins; "
+                             f"tensor must be from 1 to {network.domain} (slower networks between domains are not modelled)")
         object.__setattr__(self, "slice", network.slice(X))
         object.__setattr__(self, "kv_slices", tuple(network.slice(X // b.mixer.ways(X)) for b in self.model.blocks))
 

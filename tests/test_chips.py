@@ -283,3 +283,8 @@ def test_a_chip_has_positive_rates(change):
     """Also when it is built directly."""
     with pytest.raises(ValueError, match="must be finite and positive"):
         replace(chip("v5e"), **change)
+
+
+def test_derating_the_memory_derates_its_cache_reads():
+    """A rate at which the cache is read falls with the memory it is read from."""
+    assert 0.5e12 == replace(chip("v5e"), kv_bandwidth=1e12).derate(memory=0.5).kv_bandwidth

@@ -140,6 +140,13 @@ def test_a_disagreement_must_stay_one():
         check("B8-073", 100.0)
 
 
+def test_all_failing_checks_of_a_cell_are_named():
+    """A changed fact shows every claim it moves, each marked as failed."""
+    with pytest.raises(AssertionError) as failure:
+        checks({"S-025": 15e-3, "S-026": 7.01475e-3, "B8-073": 100.0})
+    assert [line.split(":")[0] for line in str(failure.value).splitlines()] == ["✗ S-025", "✗ B8-073"]
+
+
 def test_unknown_claim():
     """An id that is not in the ledger is refused with the ids there are."""
     with pytest.raises(KeyError, match="unknown claim 'S-999'.*S-001"):

@@ -367,3 +367,22 @@ def test_the_largest_batch_fits_its_step():
     """A step at the largest batch says that it fits."""
     one = Server(model("llama-2-7b"), chip("v3"))
     assert decode_step(one, max_batch(one, 128), 128).fits
+
+
+def test_a_cache_cut_by_sequence_merges_partial_outputs():
+    """16 chips, 8 KV heads: pairs gather the queries of their 8 heads (128 wide) and scatter as many partial outputs, bf16."""
+    one = Server(model("llama-3-70b"), chip("v5e"), Plan(16, kv="sequence"))
+    layers = decode_step(one, 64, 8192)["layers"]
+    seconds = 80 * 2 * 64 * 64 * 128 / 8 * (1 - 1 / 2) / one.kv_slices[0].bandwidth
+    assert seconds == pytest.approx(layers["all-gather/bandwidth"].value)
+    assert seconds == pytest.approx(layers["reduce-scatter/bandwidth"].value)
+
+
+def test_parts_of_a_sequence_are_indexed_by_their_own_chip():
+    """Cut by sequence, each of 8 chips scores its eighth of the tokens; cut by heads, each scores all of them."""
+    def compute(kv):
+        one = Server(model("deepseek-v3.2"), chip("h200"), Plan(8, kv=kv), Precision(math="fp8"))
+        return decode_step(one, 1, 32_768)["moe/attention/compute"].value
+
+    scores = 58 * 2 * 64 * 128 * 32_769 / chip("h200").peak("fp8")
+    assert scores * 7 / 8 == pytest.approx(compute("heads") - compute("sequence"))

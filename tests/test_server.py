@@ -257,7 +257,7 @@ def test_kv_heads_neither_dividing_nor_divided():
 
 def test_more_chips_than_the_network_has():
     """16 H100 in an NVLink domain of 8: ValueError."""
-    with pytest.raises(ValueError, match="chips must be a whole number from 1 to 8"):
+    with pytest.raises(ValueError, match="tensor must be from 1 to 8"):
         server("llama-3-70b", "h100", 16)
 
 
