@@ -42,11 +42,11 @@ def _layer(server, block, copies, batch, new, context):
     stored = block.precision or server.precision
     a, b_kv, math, tokens = stored.activations.bytes, stored.kv.bytes, stored.math, batch * new
     b_A, b_F = stored.of("attention").bytes, stored.of("ffn").bytes
-    projected, values, common, expert = mixer.params(D, X), mixer.width() / X, ffn.common(D, X), ffn.expert(D) / X
+    projected, values, common, expert = mixer.params(D, X), mixer.core.width() / X, ffn.common(D, X), ffn.expert(D) / X
     hidden = ffn.matrices * (ffn.top_k * ffn.d_ff + ffn.d_shared) / X
     sequences, share = kv_share(server, mixer, batch)
     cache = sequences * share * (mixer.read(new, context, b_kv) + mixer.write(new, b_kv))
-    heads = X if server.plan.kv != "batch" else mixer.ways(X)
+    heads = X if server.plan.kv != "batch" else mixer.core.ways(X)
     parts = copies.chips if server.plan.kv == "sequence" else 1
     scores = mixer.flops(new, context) / heads + mixer.whole(new, context) / parts
     return total(block.name,
@@ -61,7 +61,7 @@ def _collectives(server, mixer, copies, token_bytes):
     """What the chips exchange in a layer: Megatron's two all-reduces, and what a cache cut beyond the KV heads costs."""
     X = server.plan.tensor
     yield all_reduce(token_bytes * server.model.d_model, X, server.slice) * 2
-    wide = token_bytes * mixer.sent() / mixer.ways(X)       # queries and outputs of the heads that `copies` share
+    wide = token_bytes * mixer.core.sent() / mixer.core.ways(X)       # queries and outputs of the heads that `copies` share
     if server.plan.kv == "batch":                           # queries to the chip that holds their sequence, outputs back
         yield all_to_all(wide / 2, copies.chips, copies) * 2
     if server.plan.kv == "sequence":                        # every part sees all queries, then partial outputs are merged

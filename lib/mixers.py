@@ -8,9 +8,10 @@ Mixers are interchangeable, those of `variants` too; each answers, for one layer
   cache(S, b, page=1)     bytes that a sequence of S tokens keeps, at b bytes a value, in whole pages
   read(T, S, b)           bytes of it that a pass of T new tokens reads
   write(T, b)             bytes that T new tokens add or rewrite
-  ways(X)                 how many of X chips hold different parts of the cache
-  width()                 query and output values of one token
-  sent()                  the same, as chips exchange them when the cache is cut by batch or sequence
+  core                    the mixer itself, or the innermost one that a variant wraps, which answers for its heads:
+  core.ways(X)            how many of X chips hold different parts of the cache
+  core.width()            query and output values of one token
+  core.sent()             the same, as chips exchange them when the cache is cut by batch or sequence
 D is the model width. Sources: Scaling Book chapter 4 for GQA, DeepSeek-V2 for MLA."""
 
 from dataclasses import dataclass
@@ -67,6 +68,10 @@ class GQA:
     def write(self, new, b):
         return self.cache(new, b)
 
+    @property
+    def core(self):
+        return self
+
     def ways(self, X):
         return minimum(self.n_kv_heads, X)
 
@@ -119,6 +124,10 @@ class MLA:
     def write(self, new, b):
         return self.cache(new, b)
 
+    @property
+    def core(self):
+        return self
+
     def ways(self, X):
         return 1
 
@@ -157,6 +166,10 @@ class Recurrent:
 
     def write(self, new, b):
         return self.state
+
+    @property
+    def core(self):
+        return self
 
     def ways(self, X):
         return minimum(self.n_heads, X)

@@ -66,19 +66,17 @@ class Server:
             raise ValueError(f"tensor={X} is more than the {network.domain} chips that {self.chip.name}'s own network joins; "
                              f"tensor must be from 1 to {network.domain} (slower networks between domains are not modelled)")
         object.__setattr__(self, "slice", network.slice(X))
-        object.__setattr__(self, "kv_slices", tuple(network.slice(X // b.mixer.ways(X)) for b in self.model.blocks))
+        object.__setattr__(self, "kv_slices", tuple(network.slice(X // b.mixer.core.ways(X)) for b in self.model.blocks))
 
     def copies(self, mixer):
         """How many chips hold the same KV heads of a layer."""
-        return self.plan.tensor / mixer.ways(self.plan.tensor)
+        return self.plan.tensor / mixer.core.ways(self.plan.tensor)
 
 
 def _divisible(model, block, X):
-    inner = block.mixer
-    while hasattr(inner, "inner"):
-        inner = inner.inner
-    heads, widths = inner.n_heads, [block.ffn.d_ff, block.ffn.d_shared]
-    kv_heads = getattr(inner, "n_kv_heads", 1)
+    core = block.mixer.core
+    heads, widths = core.n_heads, [block.ffn.d_ff, block.ffn.d_shared]
+    kv_heads = getattr(core, "n_kv_heads", 1)
     if heads % X or any(width % X for width in widths) or (kv_heads % X and X % kv_heads):
         raise ValueError(f"{model.name} cannot be cut {X} ways: its {block.name!r} have {heads} query heads, {kv_heads} KV "
                          f"heads, FFN width {block.ffn.d_ff} and shared width {block.ffn.d_shared}; the chips must divide query "
@@ -121,7 +119,7 @@ def _cache(server, batch, context):
 
 def kv_share(server, mixer, batch):
     """(sequences, fraction of each one's cache) that one chip holds and reads of a layer."""
-    ways, copies = mixer.ways(server.plan.tensor), server.copies(mixer)
+    ways, copies = mixer.core.ways(server.plan.tensor), server.copies(mixer)
     if server.plan.kv == "batch":
         return batch if copies == 1 else ceil(batch / copies), 1 / ways
     return batch, 1 / (ways * copies) if server.plan.kv == "sequence" else 1 / ways

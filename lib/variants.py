@@ -34,14 +34,9 @@ class Windowed:
     def write(self, new, b):
         return self.inner.write(minimum(new, self.window), b)
 
-    def ways(self, X):
-        return self.inner.ways(X)
-
-    def width(self):
-        return self.inner.width()
-
-    def sent(self):
-        return self.inner.sent()
+    @property
+    def core(self):
+        return self.inner.core
 
 
 @dataclass(frozen=True)
@@ -79,14 +74,9 @@ class Chunked:
     def write(self, new, b):
         return self.inner.write(minimum(new, self.chunk), b)
 
-    def ways(self, X):
-        return self.inner.ways(X)
-
-    def width(self):
-        return self.inner.width()
-
-    def sent(self):
-        return self.inner.sent()
+    @property
+    def core(self):
+        return self.inner.core
 
 
 @dataclass(frozen=True)
@@ -119,14 +109,9 @@ class Indexed:
     def write(self, new, b):
         return self.inner.write(new, b) + b * self.index_width * new
 
-    def ways(self, X):
-        return self.inner.ways(X)
-
-    def width(self):
-        return self.inner.width()
-
-    def sent(self):
-        return self.inner.sent()
+    @property
+    def core(self):
+        return self.inner.core
 
 
 @dataclass(frozen=True)
@@ -137,7 +122,7 @@ class Shared:
 
     def params(self, D, X=1):
         keys_and_values = D * self.inner.cache(1, 1)
-        return self.inner.params(D, X) - keys_and_values / self.ways(X)
+        return self.inner.params(D, X) - keys_and_values / self.core.ways(X)
 
     def flops(self, new, context, most=None):
         return self.inner.flops(new, context, most)
@@ -154,11 +139,6 @@ class Shared:
     def write(self, new, b):
         return 0 * new
 
-    def ways(self, X):
-        return self.inner.ways(X)
-
-    def width(self):
-        return self.inner.width()
-
-    def sent(self):
-        return self.inner.sent()
+    @property
+    def core(self):
+        return self.inner.core
