@@ -19,8 +19,10 @@ def forward(server, batch, new, context, logits=1):
 
     `logits` is for how many of a sequence's new tokens they are computed: the last one, or all when drafts are verified.
     A Breakdown; its `fits` is False, or a mask, where caches of context + new tokens do not fit the HBM, and its text says so.
-    ValueError if batch or new are not positive or context is negative. Source: formulas 7.2 and 7.3, per operation."""
+    ValueError if batch or new are not positive, context is negative, or logits exceed new. Source: formulas 7.2 and 7.3."""
     new, context = positive("new", new), positive("context", context, zero=True)
+    if isinstance(new, NUMBERS) and isinstance(logits, NUMBERS) and logits > new:
+        raise ValueError(f"logits must be from 1 to the {new} new tokens of a sequence, got {logits}")
     return _said(server, _pass(server, batch, new, context, logits), batch, context + new)
 
 

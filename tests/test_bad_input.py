@@ -277,3 +277,10 @@ def test_an_overflow_is_no_answer():
     """Batches that make the time infinite are refused or give a finite time; nothing returns infinity or NaN."""
     with pytest.raises(ValueError, match="batch|context"):
         decode_step(ONE, 1e308, 1e308)
+
+
+@pytest.mark.parametrize("logits", [0, -1, 6, float("nan"), "1"])
+def test_logits_of_tokens_that_are_not_there(logits):
+    """Logits are computed for one to all of the new tokens."""
+    with pytest.raises((ValueError, TypeError), match="logits"):
+        forward(server("llama-3-8b", "v5e", 1), 1, 5, 100, logits=logits)
