@@ -55,7 +55,7 @@ refresh: $(READY) ## run every notebook and store its outputs; TIMINGS=1 measure
 	$(BIN)/python book/refresh.py
 
 bench: $(READY) ## time the cost model
-	$(BIN)/pytest benchmarks
+	$(BIN)/pytest benchmarks -s
 
 # Universal: one lock for Linux, macOS and every supported Python; "fewest": with the same versions, so the same digits.
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest --generate-hashes --no-header

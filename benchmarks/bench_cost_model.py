@@ -3,8 +3,10 @@
 Run with `make bench`. Targets: 4 million configurations a second through `decode_step` on one core, 50 million jitted on two,
 0.3 ms for a scalar step, 1 s for `explain`, 0.1 s for `import lib`."""
 
+import statistics
 import subprocess
 import sys
+import time
 import tracemalloc
 
 import numpy as np
@@ -61,3 +63,24 @@ def test_memory_of_a_sweep():
     tracemalloc.stop()
     print(f"peak memory of the sweep: {peak / 1e6:.0f} MB")
     assert peak < 1e9
+
+
+def test_ratios():
+    """What does not depend on the machine: ways to do the same work, timed in turn, and the ratio of their medians."""
+    jax = pytest.importorskip("jax")
+    with jax.enable_x64(True):
+        step = jax.jit(lambda batch, context: decode_step(SERVER, batch, context).value)
+        batch, context = jax.numpy.asarray(BATCH), jax.numpy.asarray(CONTEXT)
+        ways = {"scalar": (lambda: [decode_step(SERVER, 64, 32_768) for _ in range(100)], 100),
+                "NumPy": (lambda: decode_step(SERVER, BATCH, CONTEXT), len(BATCH)),
+                "jax.jit": (lambda: step(batch, context).block_until_ready(), len(BATCH))}
+        times = {name: [] for name in ways}
+        for _ in range(9):
+            for name, (work, _) in ways.items():
+                start = time.perf_counter()
+                work()
+                times[name].append(time.perf_counter() - start)
+    rates = {name: ways[name][1] / statistics.median(seconds[2:]) for name, seconds in times.items()}
+    for name, rate in rates.items():
+        print(f"{name:8} {rate:14,.0f} configurations a second, {rate / rates['scalar']:9,.0f} times a scalar call")
+    assert rates["scalar"] > 0

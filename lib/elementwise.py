@@ -49,15 +49,19 @@ def ceil(x):
     return math.ceil(x) if library is None else getattr(library, "ceiling" if library.__name__ == "sympy" else "ceil")(x)
 
 
-def positive(name, x, zero=False):
-    """`x` if it can be a count or a size, in double precision; ValueError naming the rule otherwise.
+def positive(name, x, zero=False, most=LARGEST):
+    """`x` if it can be a count or a size of at most `most`, in double precision; ValueError naming the rule otherwise.
 
     Numbers, lists and arrays are looked at; tracers, symbols and quantities, which have no value yet, pass as they are."""
     if isinstance(x, Rational) and not isinstance(x, int):
         x = float(x)
     rule = f"{name} must be finite and {'not negative' if zero else 'positive'}"
+    if not isinstance(most, NUMBERS):
+        most = LARGEST                                      # no number to compare with yet
+    elif most < LARGEST:
+        rule += f", at most {most}"
     if isinstance(x, NUMBERS) and not isinstance(x, bool):
-        if not (x > 0 or zero and x == 0) or x > LARGEST:
+        if not (x > 0 or zero and x == 0) or x > most:
             raise ValueError(f"{rule}, got {x}")
         return x
     if isinstance(x, list | tuple):
@@ -68,7 +72,7 @@ def positive(name, x, zero=False):
         if x.dtype.kind not in "iuf":
             raise ValueError(f"{name} must hold numbers, got an array of {x.dtype}")
         x = x.astype(float)
-        if not x.size or not (x >= 0 if zero else x > 0).all() or (x > LARGEST).any():
+        if not x.size or not (x >= 0 if zero else x > 0).all() or (x > most).any():
             raise ValueError(f"{rule}, everywhere")
     return x.astype(float) if hasattr(x, "astype") else x
 

@@ -21,13 +21,11 @@ def forward(server, batch, new, context, logits=1):
     A Breakdown; its `fits` is False, or a mask, where caches of context + new tokens do not fit the HBM, and its text says so.
     ValueError if batch or new are not positive, context is negative, or logits exceed new. Source: formulas 7.2 and 7.3."""
     new, context = positive("new", new), positive("context", context, zero=True)
-    if isinstance(new, NUMBERS) and isinstance(logits, NUMBERS) and logits > new:
-        raise ValueError(f"logits must be from 1 to the {new} new tokens of a sequence, got {logits}")
-    return _said(server, _pass(server, batch, new, context, logits), batch, context + new)
+    return _said(server, _pass(server, batch, new, context, positive("logits", logits, most=new)), batch, context + new)
 
 
 def _pass(server, batch, new, context, logits):
-    batch, logits = positive("batch", batch), positive("logits", logits)
+    batch = positive("batch", batch)
     chip, model, X, precision = server.chip, server.model, server.plan.tensor, server.precision
     D, tokens, a = model.d_model, batch * new, precision.activations.bytes
     table, b_E, b_V = D * model.vocab / X, precision.of("embedding").bytes, precision.of("head").bytes
