@@ -58,7 +58,7 @@ def step_floor(chip, n, params, kv, batch, weights="bf16"):
 
 
 def saturation_throughput(chip, n, kv):
-    """Tokens per second that decode approaches at any batch, however large: the rate at which whole caches are read, X W / KV."""
+    """Tokens per second that decode approaches as the batch grows, if arithmetic costs nothing: whole caches read, X W / KV."""
     return term("saturation throughput", positive("n", n) * chip.cache_bandwidth / positive("kv", kv), "tok/s")
 
 

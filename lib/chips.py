@@ -125,9 +125,6 @@ def _assembled(name, kind, numbers, uncertain):
     missing = [key for key in ("hbm_bytes", "hbm_bandwidth", *wants) if key not in numbers]
     if missing or not any(key in numbers for key in HARDWARE):
         raise ValueError(f"chip {name!r} lacks {', '.join(missing) or 'a peak in any of ' + ', '.join(HARDWARE)}")
-    bad = [key for key, value in numbers.items() if not value > 0]
-    if bad:
-        raise ValueError(f"chip {name!r}: {', '.join(bad)} must be positive")
     network = noun(*[int(numbers[key]) if key in COUNTED else numbers[key] for key in wants])
     plain = {key: numbers[key] for key in (*HARDWARE, "kv_bandwidth", "price") if key in numbers}
     return Chip(name, numbers["hbm_bytes"], numbers["hbm_bandwidth"], network, devices=int(numbers.get("devices", 1)),

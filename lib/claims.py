@@ -31,7 +31,7 @@ class Check:
 
     @property
     def cells(self):
-        """What a table shows of it: mark and id, claim, stated, computed, error."""
+        """What its views show: mark and id, claim, stated, computed, error."""
         stated = f"{self.stated} {self.printed_unit}" if self.stated else "nothing"
         error = "" if self.error is None else f"{self.error:+.1%}".replace("-0.0%", "+0.0%")
         mark = {"match": "✓", "rounding": "≈", "disagrees": "≠", "derived": "→", "input": "="}[self.verdict]

@@ -13,7 +13,7 @@ DATA = Path(__file__).parent / "data"
 
 @cache
 def table(name):
-    """Rows of `data/<name>.csv` as dicts. ValueError names the first row whose source is missing or unknown."""
+    """Rows of `data/<name>.csv` as dicts. ValueError names the first row without a source."""
     with open(DATA / f"{name}.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for number, row in enumerate(rows, start=2):

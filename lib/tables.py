@@ -31,10 +31,11 @@ class Table:
         text = [any(not NUMBER.fullmatch(row[i]) for row in self.rows) for i in range(len(self.head))]
         kinds = [' class="text"' * words for words in text]
 
-        def line(tag, cells):
-            return "".join(f"<{tag}{kind}>{escape(str(cell))}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+        def line(tag, cells, scope=""):
+            return "".join(f"<{tag}{scope}{kind}>{escape(str(cell))}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
 
-        head, body = line("th", self.head), "".join(f"<tr>{line('td', row)}</tr>" for row in self.rows)
+        head = line("th", self.head, ' scope="col"')
+        body = "".join(f"<tr>{line('td', row)}</tr>" for row in self.rows)
         return f'<div class="table-box"><table class="numbers"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
