@@ -2,13 +2,20 @@
 
 The table of contents: what notebooks, tests and your own code import. Each name lives in the module of its floor."""
 
+from .bounds import arithmetic_limit as arithmetic_limit
 from .bounds import attention_intensity as attention_intensity
+from .bounds import attention_parity as attention_parity
 from .bounds import critical_batch as critical_batch
 from .bounds import exact_critical_batch as exact_critical_batch
+from .bounds import fsdp_penalty as fsdp_penalty
 from .bounds import half_throughput_batch as half_throughput_batch
+from .bounds import latency_bound_bytes as latency_bound_bytes
+from .bounds import latency_limit as latency_limit
+from .bounds import prefill_time as prefill_time
 from .bounds import saturation_throughput as saturation_throughput
 from .bounds import step_floor as step_floor
 from .bounds import step_time as step_time
+from .bounds import tensor_parallel_limit as tensor_parallel_limit
 from .breakdown import Breakdown as Breakdown
 from .breakdown import explain as explain
 from .chips import Chip as Chip
@@ -40,6 +47,7 @@ from .network import all_gather as all_gather
 from .network import all_reduce as all_reduce
 from .network import all_to_all as all_to_all
 from .network import reduce_scatter as reduce_scatter
+from .network import send as send
 from .server import Plan as Plan
 from .server import Server as Server
 from .server import fits as fits

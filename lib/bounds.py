@@ -1,6 +1,7 @@
-"""The closed forms of the source chapter for decode, one function a formula; numbers or arrays in, Breakdown out.
+"""The closed forms of the source chapter, one function a formula; numbers or arrays in, Breakdown out.
 
-`chip` is a Chip, `n` how many share the work, `params` a count, `kv` the bytes that one sequence keeps. Formats are names."""
+`chip` is a Chip, `n` how many share the work, `params` a count, `kv` the bytes that one sequence keeps. Formats are names.
+The limits of sharding are about one [d_in x d_out] matrix cut along `axes` of a torus, each `wrapped` or not."""
 
 from .breakdown import slowest, term, total
 from .elementwise import positive
@@ -66,6 +67,78 @@ def half_throughput_batch(params, kv, weights="bf16"):
     """Sequences at which a bandwidth-bound decode reaches half its saturation throughput: caches then weigh as much as the
     weights, b P / KV. No chip appears in it."""
     return term("half-throughput batch", format(weights).bytes * positive("params", params) / positive("kv", kv), "sequences")
+
+
+def prefill_time(chip, n, params, prompt, mfu=1.0, math="bf16"):
+    """Seconds in which n chips push `prompt` tokens through every matrix, at the fraction `mfu` of their peak.
+
+    Attention's own arithmetic is left out. ValueError unless mfu is above 0 and at most 1. Source: formula 7.3."""
+    n, params, prompt, mfu = positive("n", n), positive("params", params), positive("prompt", prompt), positive("mfu", mfu, most=1)
+    return term("prefill", 2 * params * prompt / (n * chip.peak(math) * mfu))
+
+
+def attention_parity(params, layers, n_heads, d_head):
+    """Prompt tokens at which causal attention takes as many FLOPs as the matrices: 2 L N H T^2 = 2 P T."""
+    width = positive("n_heads", n_heads) * positive("d_head", d_head)
+    return term("prompt", positive("params", params) / (positive("layers", layers) * width), "tokens")
+
+
+def latency_bound_bytes(chip, n):
+    """Bytes below which a collective among n chips of a ring or a line waits for its hops: n W_1 times the hop latency.
+
+    For large n; the collectives of `network` have the exact (n - 1) / n. Source: Scaling Book chapter 7, appendix C."""
+    return term("bytes", positive("n", n) * _axis(chip, wrapped=False) * chip.network.hop_latency, "B")
+
+
+def tensor_parallel_limit(chip, d_ff, batch, axes=1, wrapped=True, weights="bf16", activations="bf16", matrices=1, collectives=1):
+    """Ways to cut an FFN until the bytes of its activations take longer between chips than its weights from HBM: F / (B beta).
+
+    A wrapped axis sends both ways. `matrices` weight matrices are read for every `collectives` phases of activations.
+    Source: formula 7.4, for one matrix, one phase and equal bytes."""
+    d_ff, batch, axes = positive("d_ff", d_ff), positive("batch", batch), positive("axes", axes)
+    read = positive("matrices", matrices) * format(weights).bytes * d_ff / chip.hbm_bandwidth
+    sent = positive("collectives", collectives) * format(activations).bytes * batch / (axes * _axis(chip, wrapped))
+    return term("ways", read / sent, "ways")
+
+
+def latency_limit(chip, d_in, d_out, axes=1, wrapped=True, weights="bf16"):
+    """Ways to cut one matrix until the hops of one phase take longer than its read: as tensor_parallel_limit, at any batch.
+
+    n chips on `axes` equal axes have axes n^(1/axes) / 2 hops between the farthest two, twice that less one an axis without
+    wraparound. Source: formulas 7.4 and the hop latency of the source chapter, put together by this book."""
+    d_in, d_out, d = positive("d_in", d_in), positive("d_out", d_out), positive("axes", axes)
+    _axis(chip, wrapped)
+    hops = format(weights).bytes * d_in * d_out / chip.hbm_bandwidth / chip.network.hop_latency     # that the whole read is worth
+    length = (2 * hops / d) ** (1 / (d + 1))                # of an axis: (d / 2) length^(d + 1) = hops
+    if not wrapped:                                         # d (length - 1) length^d = hops, by Newton's method from above
+        length = length + 1
+        for _ in range(20):
+            excess = d * (length - 1) * length**d - hops
+            length = length - excess / (d * (d + 1) * length**d - d**2 * length ** (d - 1))
+    return term("ways", length**d, "ways")
+
+
+def arithmetic_limit(chip, d_ff, axes=1, wrapped=True, math="bf16"):
+    """Ways to cut an FFN until its activations take longer between chips than its arithmetic, at any large batch: F W_ici / C.
+
+    What bounds tensor parallelism in training and prefill. Source: Scaling Book chapter 5."""
+    d_ff, axes = positive("d_ff", d_ff), positive("axes", axes)
+    return term("ways", axes * d_ff * _axis(chip, wrapped) / chip.peak(math), "ways")
+
+
+def fsdp_penalty(chip, n, axes=1, wrapped=True):
+    """How much longer n chips take to gather the weights from each other than to read their share from HBM: n W / W_ici.
+
+    What FSDP does to a decode step. Source: Scaling Book chapter 7."""
+    n, axes = positive("n", n), positive("axes", axes)
+    return term("penalty", n * chip.hbm_bandwidth / (axes * _axis(chip, wrapped)), "x")
+
+
+def _axis(chip, wrapped):
+    """Bytes that a chip sends per second along one axis of its torus."""
+    if not hasattr(chip.network, "link_bandwidth"):
+        raise ValueError(f"{chip.name} has no links along axes: this limit is about a torus")
+    return (2 if wrapped else 1) * chip.network.link_bandwidth
 
 
 def _sizes(n, params, kv, batch):

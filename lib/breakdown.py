@@ -185,8 +185,8 @@ def explain(f, /, **inputs):
         if getattr(x, "shape", ()) or isinstance(x, list | tuple):
             raise ValueError(f"explain takes one configuration, got an array of {name}")
     inputs = {name: x.item() if hasattr(x, "item") else x for name, x in inputs.items()}
-    if "network" in inputs and "n" in inputs:               # the slice has numbers, where a network has rules
-        inputs["network"] = inputs["network"].slice(inputs["n"])
+    if "network" in inputs:                                 # the slice has numbers, where a network has rules
+        inputs["network"] = inputs["network"].slice(inputs.get("n", 2))
     seen = {}
     numbers = f(**inputs)
     if not isinstance(numbers, Breakdown):

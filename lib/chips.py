@@ -9,7 +9,7 @@ from .breakdown import slowest, term
 from .elementwise import positive
 from .facts import known, quantity, sourced, table
 from .formats import HARDWARE
-from .network import Boardfly, Mesh, Switch, Torus
+from .network import MOST, Boardfly, Mesh, Switch, Tiered, Torus
 from .units import si
 
 ALIASES = {"tpu7x": "ironwood", "v7x": "ironwood", "v5litepod": "v5e", "trillium": "v6e"}
@@ -17,9 +17,11 @@ NETWORKS = {"torus": (Torus, ("link_bandwidth", "hop_latency", "axes", "wrap", "
             "switch": (Switch, ("egress_bandwidth", "hop_latency", "domain")),
             "mesh": (Mesh, ("link_bandwidth", "hop_latency", "domain")),
             "boardfly": (Boardfly, ("egress_bandwidth", "hop_latency", "domain"))}
+DCN = ("dcn_bandwidth", "dcn_latency")
 COUNTED = ("axes", "wrap", "domain", "devices")
 UNITS = {"hbm_bytes": "B", "hbm_bandwidth": "B/s", "kv_bandwidth": "B/s", "link_bandwidth": "B/s", "egress_bandwidth": "B/s",
-         "hop_latency": "s", "price": "USD/s", **dict.fromkeys(COUNTED, ""), **dict.fromkeys(HARDWARE, "FLOP/s")}
+         "hop_latency": "s", "dcn_bandwidth": "B/s", "dcn_latency": "s", "price": "USD/s",
+         **dict.fromkeys(COUNTED, ""), **dict.fromkeys(HARDWARE, "FLOP/s")}
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Chip:
     """An accelerator. Capacities in B, bandwidths in B/s, dense peaks in FLOP/s (None: not multiplied natively).
 
     `devices` is how many JAX devices one chip shows up as; `kv_bandwidth` the rate at which attention reads the cache, where
-    it was measured apart (None: as `hbm_bandwidth`); `price` USD per second; `uncertain` the fields whose source is doubtful."""
+    it was measured apart (None: as `hbm_bandwidth`); `price` USD per second; `uncertain` the fields whose source is doubtful;
+    `dcn` the slower network that joins domains of the chip's own, through each chip's share of the network cards."""
 
     name: str
     hbm_bytes: float
@@ -43,6 +46,7 @@ class Chip:
     kv_bandwidth: float | None = None
     price: float | None = None
     uncertain: tuple[str, ...] = ()
+    dcn: Switch | None = None
 
     def __post_init__(self):
         for name in ("hbm_bytes", "hbm_bandwidth", "kv_bandwidth", "price", *HARDWARE):
@@ -63,15 +67,21 @@ class Chip:
         """Bytes per second at which attention reads the cache."""
         return self.hbm_bandwidth if self.kv_bandwidth is None else self.kv_bandwidth
 
+    @property
+    def interconnect(self):
+        """The chip's network, continued by the slower one between its domains where that is known."""
+        return self.network if self.dcn is None else Tiered(self.network, self.dcn)
+
     def derate(self, compute=1.0, memory=1.0, network=1.0):
-        """The chip that software sees: peaks, memory and link bandwidth times the fraction it reaches. ValueError for a
+        """The chip that software sees: peaks, memory and network bandwidths times the fraction it reaches. ValueError for a
         fraction that is not positive."""
         compute, memory, network = positive("compute", compute), positive("memory", memory), positive("network", network)
         link = "link_bandwidth" if hasattr(self.network, "link_bandwidth") else "egress"
         slower = replace(self.network, **{link: network * getattr(self.network, link)})
         peaks = {name: compute * getattr(self, name) for name in HARDWARE if getattr(self, name) is not None}
         kv = None if self.kv_bandwidth is None else memory * self.kv_bandwidth
-        return replace(self, hbm_bandwidth=memory * self.hbm_bandwidth, kv_bandwidth=kv, network=slower, **peaks)
+        dcn = None if self.dcn is None else replace(self.dcn, egress=network * self.dcn.egress)
+        return replace(self, hbm_bandwidth=memory * self.hbm_bandwidth, kv_bandwidth=kv, network=slower, dcn=dcn, **peaks)
 
 
 def chip(name, **readings):
@@ -93,8 +103,8 @@ def _read(name, **readings):
     rows = [row for row in table("chips") if row["chip"] == name and row["role"] == "primary"]
     uncertain = tuple(row["field"] for row in rows if row["confidence"] == "uncertain")
     kind = next(row["value"] for row in rows if row["field"] == "network")
-    used = ("hbm_bytes", "hbm_bandwidth", *NETWORKS[kind][1], *HARDWARE, "devices", "price")
-    numbers = {row["field"]: si(row["value"], row["unit"]) for row in rows if row["field"] in used}
+    used = ("hbm_bytes", "hbm_bandwidth", *NETWORKS[kind][1], *HARDWARE, *DCN, "devices", "price")
+    numbers = {row["field"]: si(row["value"], row["unit"]) for row in rows if row["field"] in used and row["value"]}
     for field, source in readings.items():
         known(f"field of {name}", field, numbers)
         rows = [row for row in table("chips") if (row["chip"], row["field"]) == (name, field) and row["value"]]
@@ -126,9 +136,10 @@ def _assembled(name, kind, numbers, uncertain):
     if missing or not any(key in numbers for key in HARDWARE):
         raise ValueError(f"chip {name!r} lacks {', '.join(missing) or 'a peak in any of ' + ', '.join(HARDWARE)}")
     network = noun(*[int(numbers[key]) if key in COUNTED else numbers[key] for key in wants])
+    dcn = Switch(*[numbers[key] for key in DCN], MOST) if all(key in numbers for key in DCN) else None
     plain = {key: numbers[key] for key in (*HARDWARE, "kv_bandwidth", "price") if key in numbers}
     return Chip(name, numbers["hbm_bytes"], numbers["hbm_bandwidth"], network, devices=int(numbers.get("devices", 1)),
-                uncertain=uncertain, **plain)
+                uncertain=uncertain, dcn=dcn, **plain)
 
 
 def chip_names():

@@ -9,8 +9,8 @@ from dataclasses import replace
 from .breakdown import slowest, term, total
 from .chips import roofline
 from .elementwise import NUMBERS, positive
-from .network import all_gather, all_reduce, all_to_all, reduce_scatter
-from .server import footprint, kv_share
+from .network import all_gather, all_reduce, all_to_all, reduce_scatter, send
+from .server import footprint, kv_share, split
 from .units import show
 
 
@@ -18,6 +18,8 @@ def forward(server, batch, new, context, logits=1):
     """Seconds in which `batch` sequences each push `new` tokens through the model after `context` cached ones.
 
     `logits` is for how many of a sequence's new tokens they are computed: the last one, or all when drafts are verified.
+    The groups of a plan share the sequences. So do the parts of the batch that are under way in a pipeline: the time is that
+    of one part through all stages, and with equal stages the time after which every sequence has its new tokens.
     A Breakdown; its `fits` is False, or a mask, where caches of context + new tokens do not fit the HBM, and its text says so.
     ValueError if batch or new are not positive, context is negative, or logits exceed new. Source: formulas 7.2 and 7.3."""
     new, context = positive("new", new), positive("context", context, zero=True)
@@ -25,16 +27,17 @@ def forward(server, batch, new, context, logits=1):
 
 
 def _pass(server, batch, new, context, logits):
-    batch = positive("batch", batch)
+    batch = split(positive("batch", batch), server.plan.groups * server.plan.pipeline)
     chip, model, X, precision = server.chip, server.model, server.plan.tensor, server.precision
     D, tokens, a = model.d_model, batch * new, precision.activations.bytes
     table, b_E, b_V = D * model.vocab / X, precision.of("embedding").bytes, precision.of("head").bytes
     blocks = [_layer(server, block, copies, batch, new, context) * block.layers
               for block, copies in zip(model.blocks, server.kv_slices, strict=True)]
     embed = slowest("embed", term("memory", tokens * D * (b_E + a) / X / chip.hbm_bandwidth))   # rows looked up, not multiplied
+    hand_over = [replace(send(a * tokens * D, link) * times, name=name) for name, times, link in server.sends]
     rows = batch * logits
     unembed = roofline("unembed", 2 * rows * table, b_V * table + a * rows * (D + model.vocab / X), chip, precision.math)
-    return total("forward", embed, *blocks, unembed)
+    return total("forward", embed, *blocks, *hand_over, unembed)
 
 
 def _layer(server, block, copies, batch, new, context):
@@ -43,6 +46,8 @@ def _layer(server, block, copies, batch, new, context):
     a, b_kv, math, tokens = stored.activations.bytes, stored.kv.bytes, stored.math, batch * new
     b_A, b_F = stored.of("attention").bytes, stored.of("ffn").bytes
     projected, values, common, expert = mixer.params(D, X), mixer.core.width() / X, ffn.common(D, X), ffn.expert(D) / X
+    groups = ffn.spread(server.plan.expert)
+    reached = ffn.touched(tokens * groups)                  # by the tokens of all groups together
     hidden = ffn.matrices * (ffn.top_k * ffn.d_ff + ffn.d_shared) / X
     sequences, share = kv_share(server, mixer, batch)
     cache = sequences * share * (mixer.read(new, context, b_kv) + mixer.write(new, b_kv))
@@ -53,20 +58,26 @@ def _layer(server, block, copies, batch, new, context):
         roofline("projections", 2 * tokens * projected, b_A * projected + a * tokens * (2 * D + values), chip, math),
         roofline("attention", sequences * scores, cache + a * tokens * values, chip, math, chip.cache_bandwidth),
         roofline("ffn", 2 * tokens * (ffn.top_k * expert + common),
-                 b_F * (ffn.touched(tokens) * expert + common) + a * tokens * (2 * D * ffn.top_k + hidden), chip, math),
-        *_collectives(server, mixer, copies, a * tokens))
+                 b_F * (reached * expert / groups + common) + a * tokens * (2 * D * ffn.top_k + hidden), chip, math),
+        *_collectives(server, mixer, ffn, copies, tokens, a))
 
 
-def _collectives(server, mixer, copies, token_bytes):
-    """What the chips exchange in a layer: Megatron's two all-reduces, and what a cache cut beyond the KV heads costs."""
-    X = server.plan.tensor
-    yield all_reduce(token_bytes * server.model.d_model, X, server.slice) * 2
-    wide = token_bytes * mixer.core.sent() / mixer.core.ways(X)       # queries and outputs of the heads that `copies` share
+def _collectives(server, mixer, ffn, copies, tokens, a):
+    """What the chips exchange in a layer: Megatron's two all-reduces, what a cache cut beyond the KV heads costs, and the way
+    of tokens to their experts."""
+    X, D, groups = server.plan.tensor, server.model.d_model, server.plan.expert
+    yield all_reduce(a * tokens * D, X, server.slice, server.plan.all_reduce) * 2
+    wide = a * tokens * mixer.core.sent() / mixer.core.ways(X)      # queries and outputs of the heads that `copies` share
     if server.plan.kv == "batch":                           # queries to the chip that holds their sequence, outputs back
         yield all_to_all(wide / 2, copies.chips, copies) * 2
     if server.plan.kv == "sequence":                        # every part sees all queries, then partial outputs are merged
+        sums = a * tokens * mixer.core.n_heads / mixer.core.ways(X) * copies.chips
         yield all_gather(wide / 2, copies.chips, copies)
+        yield replace(all_gather(sums, copies.chips, copies), name="log-sum all-gather")    # how to weigh the parts
         yield reduce_scatter(wide / 2, copies.chips, copies)
+    if ffn.spread(groups) != 1:
+        routed = a * tokens * groups * ffn.top_k * D
+        yield replace(all_to_all(routed, X * groups, server.expert_slice) * 2, name="expert all-to-all")
 
 
 def _said(server, result, batch, context):

@@ -39,8 +39,13 @@ class FFN:
         """Parameters that every token uses: shared experts, and the router, which every chip holds whole."""
         return self.matrices * D * self.d_shared / X + self.router * D * self.n_experts + self.extra
 
-    def params(self, D, X=1):
-        return self.n_experts * self.expert(D) / X + self.common(D, X)
+    def params(self, D, X=1, groups=1):
+        """Parameters that one of X chips holds, in one of `groups` that share the experts of a mixture."""
+        return self.n_experts * self.expert(D) / X / self.spread(groups) + self.common(D, X)
+
+    def spread(self, groups):
+        """How many of so many groups hold different experts: one network that is always used is in all of them."""
+        return 1 if self.n_experts == 1 else groups
 
     def touched(self, tokens):
         """Distinct experts that uniformly routed tokens reach: E (1 - (1 - k/E)^tokens)."""

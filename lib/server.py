@@ -1,24 +1,30 @@
 """One copy of a model on the chips that hold it: the plan that cuts it, the memory it needs."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import floor, lcm
 from operator import index
 
 from .breakdown import term, total
 from .chips import Chip
-from .elementwise import NUMBERS, ceil, positive
+from .elementwise import NUMBERS, ceil, maximum, minimum, positive
 from .formats import Precision
 from .models import Model
-from .network import Slice
+from .network import ALGORITHMS, Slice, cut, sizes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many chips share the model, and how the KV cache is cut. Counts chips, not devices.
+    """How many chips share the model, and how the KV cache is cut. Counts chips, not devices: their product is the server.
 
-    `tensor` chips share every matrix (Megatron). Their KV cache is cut by heads as far as the KV heads go; beyond that
-    kv="heads" replicates it, "batch" gives the copies different sequences (two all-to-alls a layer), "sequence" different
-    parts of each sequence (partial softmaxes are merged). `page` is the tokens that a cache page holds."""
+    `tensor` chips share every matrix (Megatron); it may be an array, for a sweep. Their KV cache is cut by heads as far as the
+    KV heads go; beyond that kv="heads" replicates it, "batch" gives the copies different sequences (two all-to-alls a layer),
+    "sequence" different parts of each sequence (partial softmaxes are merged). The two devices that some chips consist of
+    count as one: where they share a KV head, they split its sequences, over a link inside the chip that costs nothing here.
+
+    `expert` such groups hold different experts of each mixture, and different sequences; what is not an expert they replicate.
+    Two all-to-alls a mixture bring tokens to their experts and back. `pipeline` stages hold different layers, and have as many
+    parts of the batch under way. `data` replicas of all this share nothing. `page` is the tokens that a cache page holds,
+    `all_reduce` the algorithm of that collective ("ring" or "one-shot")."""
 
     tensor: int = 1
     expert: int = 1
@@ -26,25 +32,44 @@ class Plan:
     data: int = 1
     kv: str = "heads"
     page: int = 1
+    all_reduce: str = "ring"
 
     def __post_init__(self):
         for name in ("tensor", "expert", "pipeline", "data", "page"):
             value = getattr(self, name)
+            if name == "tensor" and getattr(value, "shape", ()):
+                value = positive(name, value)
+                if (value % 1 != 0).any():
+                    raise ValueError(f"{name} must be whole numbers and positive, everywhere")
+                object.__setattr__(self, name, value)
+                continue
             if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()):
                 raise ValueError(f"{name} must be a whole number and positive, got {value!r}")
             object.__setattr__(self, name, positive(name, index(value)))
-        if self.kv not in ("heads", "batch", "sequence"):
-            raise ValueError(f"kv must be 'heads', 'batch' or 'sequence', got {self.kv!r}")
-        if max(self.expert, self.pipeline, self.data) > 1:
-            raise ValueError("expert, pipeline and data must be 1: the model knows tensor parallelism only so far")
+        for name, allowed in (("kv", ("heads", "batch", "sequence")), ("all_reduce", ALGORITHMS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+
+    @property
+    def chips(self):
+        """Chips of the whole server."""
+        return self.tensor * self.expert * self.pipeline * self.data
+
+    @property
+    def groups(self):
+        """Groups of chips that hold different sequences."""
+        return self.expert * self.data
 
 
 @dataclass(frozen=True)
 class Server:
     """A model, a chip, the plan that cuts one over several of the other, and the formats of its values.
 
-    Two parts of the network follow: `slice`, the most compact one that holds the plan, and `kv_slices`, one for each block, in
-    which chips hold the same KV heads. ValueError if model, network or chip cannot take the plan."""
+    The parts of the network that the plan uses follow, each as compact as it can be: `slice` joins the chips of a tensor group,
+    `kv_slices`, one for each block, those that hold the same KV heads, `expert_slice` the groups that hold different experts;
+    `sends` are the (name, number, network) of the steps from one pipeline stage to the next. `stage` is the share of the
+    layers that the fullest stage holds, `shared` whether the devices of one chip hold the same KV head. ValueError if model,
+    network or chip cannot take the plan."""
 
     model: Model
     chip: Chip
@@ -52,6 +77,10 @@ class Server:
     precision: Precision = Precision()
     slice: Slice = field(init=False, repr=False)
     kv_slices: tuple[Slice, ...] = field(init=False, repr=False)
+    expert_slice: Slice = field(init=False, repr=False)
+    sends: tuple = field(init=False, repr=False)
+    stage: float = field(init=False, repr=False)
+    shared: bool = field(init=False, repr=False)
 
     def __post_init__(self):
         for noun, kind in ((self.model, Model), (self.chip, Chip), (self.plan, Plan), (self.precision, Precision)):
@@ -59,69 +88,105 @@ class Server:
                 raise ValueError(f"a server takes a {kind.__name__}, got {noun!r}")
         for precision in (self.precision, *[block.precision for block in self.model.blocks if block.precision]):
             self.chip.peak(precision.math)
-        X, network = self.plan.tensor, self.chip.network
-        for block in self.model.blocks:
-            _divisible(self.model, block, X)
-        if X > network.domain:
-            raise ValueError(f"tensor={X} is more than the {network.domain} chips that {self.chip.name}'s own network joins; "
-                             f"tensor must be from 1 to {network.domain} (slower networks between domains are not modelled)")
-        object.__setattr__(self, "slice", network.slice(X))
-        object.__setattr__(self, "kv_slices", tuple(network.slice(X // b.mixer.core.ways(X)) for b in self.model.blocks))
+        model, plan, network = self.model, self.plan, self.chip.interconnect
+        X, joined = plan.tensor, plan.tensor * plan.expert * plan.pipeline
+        for size in sizes(X):
+            for block in model.blocks:
+                _divisible(model, block, size, plan.expert)
+        if plan.pipeline > model.layers:
+            raise ValueError(f"{model.name} has {model.layers} layers, too few for pipeline={plan.pipeline}")
+        if max(sizes(joined)) > network.domain:
+            raise ValueError(f"tensor x expert x pipeline are {max(sizes(joined))} chips, and {self.chip.name}'s network joins "
+                             f"{network.domain} (no slower network between its domains is known)")
+        derived = dict(
+            slice=cut(network, X),
+            kv_slices=tuple(cut(network, X // b.mixer.core.ways(X)) for b in model.blocks),
+            expert_slice=cut(network, X * plan.expert),
+            sends=_sends(self.chip, joined, plan.pipeline),
+            shared=any((b.mixer.core.ways(max(sizes(X)) * self.chip.devices) <= max(sizes(X))) for b in model.blocks)
+                   and self.chip.devices > 1,
+            stage=ceil(model.layers / plan.pipeline) / model.layers if plan.pipeline > 1 else 1)
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def copies(self, mixer):
-        """How many chips hold the same KV heads of a layer."""
+        """How many chips of a tensor group hold the same KV heads of a layer."""
         return self.plan.tensor / mixer.core.ways(self.plan.tensor)
 
 
-def _divisible(model, block, X):
-    core = block.mixer.core
-    heads, widths = core.n_heads, [block.ffn.d_ff, block.ffn.d_shared]
+def _sends(chip, chips, stages):
+    """(name, number, network) of the steps from stage to stage: those inside a domain, those from one domain to the next."""
+    if stages == 1:
+        return ()
+    crossings = minimum(ceil(chips / chip.network.domain), stages) - 1
+    steps = (("send", stages - 1 - crossings, chip.network.slice(2) if chip.network.domain > 1 else None),
+             ("send between domains", crossings, chip.dcn and chip.dcn.slice(2)))
+    return tuple(step for step in steps if step[2] and (not isinstance(step[1], NUMBERS) or step[1]))
+
+
+def _divisible(model, block, X, expert):
+    core, ffn = block.mixer.core, block.ffn
+    heads, widths = core.n_heads, [ffn.d_ff, ffn.d_shared]
     kv_heads = getattr(core, "n_kv_heads", 1)
     if heads % X or any(width % X for width in widths) or (kv_heads % X and X % kv_heads):
         raise ValueError(f"{model.name} cannot be cut {X} ways: its {block.name!r} have {heads} query heads, {kv_heads} KV "
-                         f"heads, FFN width {block.ffn.d_ff} and shared width {block.ffn.d_shared}; the chips must divide query "
+                         f"heads, FFN width {ffn.d_ff} and shared width {ffn.d_shared}; the chips must divide query "
                          f"heads and widths, and must divide the KV heads or be a multiple of them")
+    if ffn.n_experts > 1 and ffn.n_experts % expert:
+        raise ValueError(f"{model.name} has {ffn.n_experts} experts in its {block.name!r}: expert={expert} does not divide them")
+
+
+def split(count, parts):
+    """Of `count` things in `parts` nearly equal parts, the largest part."""
+    return count if isinstance(parts, NUMBERS) and parts == 1 else ceil(count / parts)
 
 
 def footprint(server, batch, context):
     """Bytes that the fullest chip holds: weights as they are cut, and the caches of `batch` sequences of `context` tokens.
 
     What every chip holds whole counts whole: norms, routers, latents, KV heads beyond their number. Activations, which the
-    compiler keeps small in decode, are left out. ValueError if batch or context are not positive."""
+    compiler keeps small in decode, are left out. Its text says where the devices of a chip share a KV head. ValueError if batch
+    or context are not positive."""
     batch, context = positive("batch", batch), positive("context", context)
-    return total("HBM", weights(server), term("KV cache", _cache(server, batch, context), "B"))
+    held = total("HBM", weights(server), term("KV cache", _cache(server, split(batch, server.plan.groups), context), "B"))
+    return replace(held, note="the devices of a chip split the sequences of the KV heads they share" if server.shared else "")
 
 
 def weights(server):
-    """Bytes of weights that one chip holds, by module."""
-    model, X, D = server.model, server.plan.tensor, server.model.d_model
+    """Bytes of weights that one chip of the fullest stage holds, by module."""
+    model, X, D, stage = server.model, server.plan.tensor, server.model.d_model, server.stage
     attention, ffn, norms = 0, 0, server.precision.weights.bytes * D
     for block in model.blocks:
         stored = block.precision or server.precision
-        attention = attention + block.layers * stored.of("attention").bytes * block.mixer.params(D, X)
-        ffn = ffn + block.layers * stored.of("ffn").bytes * block.ffn.params(D, X)
-        norms = norms + block.layers * stored.weights.bytes * block.norms * D
+        attention = attention + stage * block.layers * stored.of("attention").bytes * block.mixer.params(D, X)
+        ffn = ffn + stage * block.layers * stored.of("ffn").bytes * block.ffn.params(D, X, server.plan.expert)
+        norms = norms + stage * block.layers * stored.weights.bytes * block.norms * D
     table = model.vocab * D / X
-    embedding = term("embedding", server.precision.of("embedding").bytes * table, "B")
-    head = () if model.tied else (term("head", server.precision.of("head").bytes * table, "B"),)
-    return total("weights", term("attention", attention, "B"), term("ffn", ffn, "B"), term("norms", norms, "B"), embedding, *head)
+    tables = (term("embedding", server.precision.of("embedding").bytes * table, "B"),)
+    if server.plan.pipeline != 1:                           # the first stage holds one, the last the other
+        heavier = maximum(server.precision.of("embedding").bytes, server.precision.of("head").bytes)
+        tables = (term("embedding or head", heavier * table, "B"),)
+    elif not model.tied:
+        tables += (term("head", server.precision.of("head").bytes * table, "B"),)
+    return total("weights", term("attention", attention, "B"), term("ffn", ffn, "B"), term("norms", norms, "B"), *tables)
 
 
 def _cache(server, batch, context):
-    """Bytes of KV cache on one chip, whole pages."""
+    """Bytes of KV cache on one chip, whole pages, of the `batch` sequences of its group."""
     held = 0
     for block in server.model.blocks:
         precision = block.precision or server.precision
         sequences, share = kv_share(server, block.mixer, batch)
-        held = held + block.layers * sequences * block.mixer.cache(context, precision.kv.bytes, server.plan.page) * share
+        one = block.mixer.cache(context, precision.kv.bytes, server.plan.page)
+        held = held + server.stage * block.layers * sequences * one * share
     return held
 
 
 def kv_share(server, mixer, batch):
-    """(sequences, fraction of each one's cache) that one chip holds and reads of a layer."""
+    """(sequences, fraction of each one's cache) that one chip holds and reads of a layer, of the `batch` of its group."""
     ways, copies = mixer.core.ways(server.plan.tensor), server.copies(mixer)
     if server.plan.kv == "batch":
-        return batch if copies == 1 else ceil(batch / copies), 1 / ways
+        return split(batch, copies), 1 / ways
     return batch, 1 / (ways * copies) if server.plan.kv == "sequence" else 1 / ways
 
 
@@ -132,9 +197,12 @@ def fits(server, batch, context):
 
 def max_batch(server, context):
     """Most sequences of `context` tokens whose caches fit beside the weights; 0 if not even one, or not even the weights."""
-    context = positive("context", context)
-    copies = [round(server.copies(block.mixer)) for block in server.model.blocks]
-    turn = lcm(*copies) if server.plan.kv == "batch" else 1  # so many sequences add the same to every chip
+    context, tensor = positive("context", context), server.plan.tensor
+    if not isinstance(tensor, NUMBERS):
+        sizes = [(X, replace(server, plan=replace(server.plan, tensor=int(X)))) for X in set(tensor.ravel().tolist())]
+        return sum((tensor == X) * max_batch(one, context) for X, one in sizes)
+    copies, groups = [round(server.copies(block.mixer)) for block in server.model.blocks], server.plan.groups
+    turn = lcm(*copies) if server.plan.kv == "batch" else 1  # so many sequences add the same to every chip of a group
     turns = (server.chip.hbm_bytes - weights(server).value) / _cache(server, turn, context)
     whole = turn * (max(floor(turns), 0) if isinstance(turns, NUMBERS) else turns.clip(0) // 1)
-    return whole + sum(fits(server, whole + more, context) for more in range(1, turn))
+    return groups * (whole + sum(fits(server, groups * (whole + more), context) for more in range(1, turn)))

@@ -8,6 +8,7 @@ from lib.chips import chip, chip_names
 from lib.facts import table
 from lib.formats import HARDWARE, Precision
 from lib.models import model, model_names
+from lib.network import ALGORITHMS
 from lib.server import Plan, Server
 
 CHIPS = {name: chip(name) for name in chip_names()}
@@ -72,11 +73,24 @@ def precisions(chip_name, fields=("weights", "kv", "activations")):
 
 @st.composite
 def servers(draw, models=tuple(MODELS), kv=("heads", "batch", "sequence"), chips=tuple(CHIPS)):
-    """Every chip x model x plan x format that is valid."""
+    """Every chip x model x plan x format that is valid, plans in all their axes."""
     model_name, chip_name = draw(st.sampled_from(models)), draw(st.sampled_from(chips))
-    tensor = draw(st.sampled_from(ways(model_name, chip_name)))
-    plan = Plan(tensor, kv=draw(st.sampled_from(kv)), page=draw(st.sampled_from((1, 16, 128))))
-    return Server(MODELS[model_name], CHIPS[chip_name], plan, draw(precisions(chip_name)))
+    tensor, chip = draw(st.sampled_from(ways(model_name, chip_name))), CHIPS[chip_name]
+    experts = {b.ffn.n_experts for b in MODELS[model_name].blocks} - {1}
+    expert = draw(st.sampled_from([x for x in (1, 1, 2, 4, 8) if not any(e % x for e in experts)]))
+    pipeline = draw(st.sampled_from((1, 1, 1, 2, 3, 8)))
+    if tensor * expert * pipeline > chip.interconnect.domain:
+        expert = pipeline = 1
+    plan = Plan(
+        tensor,
+        expert,
+        pipeline,
+        draw(st.sampled_from((1, 1, 2, 5))),
+        draw(st.sampled_from(kv)),
+        draw(st.sampled_from((1, 16, 128))),
+        draw(st.sampled_from(ALGORITHMS)),
+    )
+    return Server(MODELS[model_name], chip, plan, draw(precisions(chip_name)))
 
 
 def nodes(tree):

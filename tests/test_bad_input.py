@@ -95,11 +95,20 @@ def test_a_count_of_chips_that_is_none(field, x):
 
 
 @pytest.mark.parametrize("x", [1.5, 0.5, np.array([8, 16]), [8], np.float64(2.5)], ids=repr)
-@pytest.mark.parametrize("field", ["tensor", "page"])
+@pytest.mark.parametrize("field", ["expert", "pipeline", "data", "page"])
 def test_chips_are_whole_and_one_plan_is_one_number(field, x):
     """Half a chip, or several plans in one, is ValueError."""
     with pytest.raises(ValueError, match=field):
         Plan(**{field: x})
+
+
+@pytest.mark.parametrize(
+    "x", [1.5, np.array([8, 1.5]), np.array([0, 8]), np.array([8, -2]), np.array([np.nan]), np.array([])]
+)
+def test_tensor_ways_are_whole_everywhere(x):
+    """The one axis that takes an array, for sweeps: each entry is looked at."""
+    with pytest.raises(ValueError, match="tensor"):
+        Plan(tensor=x)
 
 
 @bad
@@ -217,14 +226,14 @@ def test_shared_experts_are_cut_too():
 @pytest.mark.parametrize("kv", ["none", "", None, 1, "HEADS"])
 def test_a_cut_of_the_cache_that_does_not_exist(kv):
     """The message lists the three."""
-    with pytest.raises(ValueError, match="kv must be 'heads', 'batch' or 'sequence'"):
+    with pytest.raises(ValueError, match="kv must be one of heads, batch, sequence"):
         Plan(kv=kv)
 
 
 def test_a_network_too_small_for_the_plan():
-    """64 ways on an NVLink domain of 8."""
-    with pytest.raises(ValueError, match="from 1 to 8"):
-        server("llama-3-70b", "h100", 64)
+    """64 ways on eight cards that only share a host."""
+    with pytest.raises(ValueError, match="are 64 chips, and l40s's network joins 8"):
+        server("llama-3-70b", "l40s", 64)
 
 
 @pytest.fixture

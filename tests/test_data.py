@@ -19,7 +19,7 @@ UNITS = {
     "hbm_bandwidth": {"GB/s", "TB/s", "GiB/s"},
     **dict.fromkeys(("link_bandwidth", "egress_bandwidth", "two_way_bandwidth", "host_bandwidth"), {"GB/s"}),
     "dcn_bandwidth": {"GB/s", "Gbit/s"},
-    "hop_latency": {"us"},
+    **dict.fromkeys(("hop_latency", "dcn_latency"), {"us"}),
     "on_chip_bytes": {"MiB", "MB"},
     "price": {"USD/h"},
 }

@@ -48,8 +48,10 @@ FEW = [  # one of each kind: dense, experts, latents, windows, recurrent, indexe
     server("gemma-3-27b", "v6e", 32, "sequence", kv="fp8"),
     server("qwen3.5-397b-a17b", "tpu8i", 8, "batch"),
     server("deepseek-v3.2", "b200", 8, "sequence", math="fp8"),
+    Server(MODELS["deepseek-v3"], CHIPS["h200"], Plan(8, 4, 3, 2, "batch", all_reduce="one-shot"), Precision("fp8")),
+    Server(MODELS["llama-3.1-70b"], CHIPS["h100"], Plan(16, pipeline=2)),
 ]
-each = pytest.mark.parametrize("one", FEW, ids=lambda s: f"{s.model.name}-{s.chip.name}x{s.plan.tensor}-{s.plan.kv}")
+each = pytest.mark.parametrize("one", FEW, ids=lambda s: f"{s.model.name}-{s.chip.name}x{s.plan.chips}-{s.plan.kv}")
 
 
 # Floors
@@ -67,7 +69,7 @@ def test_never_faster_than_bytes_over_bandwidth(one, batch, context, new):
     step = forward(one, batch, new, context)
     moved = one.precision.weights.bytes * matmul_params(one.model)
     moved += batch * sum(b.layers * b.mixer.read(new, context, one.precision.kv.bytes) for b in one.model.blocks)
-    assert step.value * CLOSE >= moved / (one.plan.tensor * one.chip.hbm_bandwidth)
+    assert step.value * CLOSE >= moved / (one.plan.chips * one.chip.hbm_bandwidth)
 
 
 @given(servers(), batches, contexts, news)
@@ -76,7 +78,7 @@ def test_never_faster_than_flops_over_peak(one, batch, context, new):
     head = one.model.vocab * one.model.d_model
     flops = 2 * batch * (new * (matmul_params(one.model) - head) + head)
     flops += batch * sum(b.layers * b.mixer.flops(new, context) for b in one.model.blocks)
-    peak = one.plan.tensor * one.chip.peak(one.precision.math)
+    peak = one.plan.chips * one.chip.peak(one.precision.math)
     assert forward(one, batch, new, context).value * CLOSE >= flops / peak
 
 
@@ -255,7 +257,8 @@ def ideal(one):
     """The same server on a network that costs nothing."""
     network = replace(one.chip.network, hop_latency=0.0)
     link = "egress" if hasattr(network, "egress") else "link_bandwidth"
-    return replace(one, chip=replace(one.chip, network=replace(network, **{link: 1e300})))
+    dcn = one.chip.dcn and replace(one.chip.dcn, hop_latency=0.0, egress=1e300)
+    return replace(one, chip=replace(one.chip, network=replace(network, **{link: 1e300}), dcn=dcn))
 
 
 @given(
@@ -292,7 +295,7 @@ def test_a_pass_is_never_faster_than_the_closed_form(one, batch, context):
     read = sum(block.layers * block.mixer.read(1, context, b) for block in one.model.blocks)
     assume(read > 0)
     bound = step_time(
-        one.chip, one.plan.tensor, matmul_params(one.model), read, batch, one.precision.weights, one.precision.math
+        one.chip, one.plan.chips, matmul_params(one.model), read, batch, one.precision.weights, one.precision.math
     )
     assert decode_step(one, batch, context).value * CLOSE >= bound.value
 
@@ -300,7 +303,7 @@ def test_a_pass_is_never_faster_than_the_closed_form(one, batch, context):
 @given(servers(models=DENSE, kv=("heads",)), contexts)
 def test_throughput_never_exceeds_saturation(one, context):
     """And at the half-throughput batch of the floor it is half of it."""
-    kv, n = kv_bytes(one.model, context, one.precision.kv), one.plan.tensor
+    kv, n = kv_bytes(one.model, context, one.precision.kv), one.plan.chips
     limit = saturation_throughput(one.chip, n, kv).value
     half = half_throughput_batch(one.model.params, kv, one.precision.weights).value
     assert half / step_floor(one.chip, n, one.model.params, kv, half, one.precision.weights).value == pytest.approx(
@@ -401,17 +404,16 @@ def with_units(one, units):
 
     s, B = units.second, units.byte
     chip = one.chip
-    network = replace(
-        chip.network,
-        **{
-            f.name: getattr(chip.network, f.name) * (s if f.name == "hop_latency" else B / s)
-            for f in fields(chip.network)
-            if f.name in ("hop_latency", "link_bandwidth", "egress")
-        },
-    )
+
+    def wired(network):
+        with_units = {"hop_latency": s, "overhead": s, "link_bandwidth": B / s, "egress": B / s}
+        has = [f.name for f in fields(network) if f.name in with_units]
+        return replace(network, **{name: getattr(network, name) * with_units[name] for name in has})
+
     chip = replace(
         chip,
-        network=network,
+        network=wired(chip.network),
+        dcn=chip.dcn and wired(chip.dcn),
         hbm_bytes=chip.hbm_bytes * B,
         hbm_bandwidth=chip.hbm_bandwidth * B / s,
         **per(1 / s, **{f: getattr(chip, f) for f in ("bf16", "f32", "int8", "fp8", "int4", "fp4")}),
@@ -476,4 +478,4 @@ def test_degenerate_nouns_are_the_plain_ones(batch, context, new):
 def test_a_slice_of_its_own_is_the_network_it_came_from(one, batch, context):
     """Cutting the slice again changes nothing."""
     assert isinstance(one.slice, Slice) and one.slice.slice(one.plan.tensor) == one.slice
-    assert one.slice == one.chip.network.slice(one.plan.tensor)
+    assert one.slice == one.chip.interconnect.slice(one.plan.tensor)

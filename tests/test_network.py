@@ -13,12 +13,15 @@ from lib.network import (
     Mesh,
     Slice,
     Switch,
+    Tiered,
     Torus,
     all_gather,
     all_reduce,
     all_to_all,
     compact,
+    cut,
     reduce_scatter,
+    send,
 )
 
 RING = Torus(link_bandwidth=50e9, hop_latency=1e-6, axes=1, wrap=4, domain=1024)  # both links: 100 GB/s
@@ -108,6 +111,31 @@ def test_all_reduce_is_a_reduce_scatter_and_an_all_gather(name, bytes):
     network = chip(name).network
     twice = reduce_scatter(bytes, 8, network).value + all_gather(bytes, 8, network).value
     assert twice == all_reduce(bytes, 8, network).value == 2 * all_gather(bytes, 8, network).value
+
+
+def busiest(n, wrapped):
+    """By brute force: the most n-th parts of n-th parts of an array that any one-way link carries when every chip sends one to
+    every other the shorter way around, halved between both ways where they are equally long. No formula, a count."""
+    loads = {}
+    for source in range(n):
+        for target in range(n):
+            ahead = (target - source) % n
+            ways = [(ahead, 1), (n - ahead, -1)] if wrapped else [(abs(target - source), 1 if target > source else -1)]
+            shortest = [way for way in ways if way[0] == min(length for length, _ in ways)]
+            for length, step in shortest:
+                for hop in range(length):
+                    link = ((source + step * hop) % n, step)
+                    loads[link] = loads.get(link, 0) + 1 / len(shortest)
+    return max(loads.values())
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("n", range(3, 17))
+def test_all_to_all_is_what_the_busiest_link_carries(n, wrapped):
+    """Every pair over every link, for even and odd rings and lines: the parts that the busiest link carries, at its rate."""
+    network = Torus(50e9, 1e-6, 1, 2 if wrapped else 2048, 1024)
+    carried = busiest(n, wrapped) * 1e9 / n**2
+    assert carried / 50e9 == pytest.approx(all_to_all(1e9, n, network)["bandwidth"].value, rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8, 16, 64, 1024])
@@ -256,3 +284,82 @@ def test_a_collective_explains_itself():
     """The network's rules have no letter, so its slice is explained."""
     told = explain(all_reduce, bytes=1e6, n=8, network=chip("v5e").network)
     assert told.value == all_reduce(1e6, 8, chip("v5e").network).value and "W_ici" in str(told)
+
+
+# Algorithms, neighbours, overheads
+
+
+@pytest.mark.parametrize(("name", "n"), [("v5e", 8), ("ironwood", 64), ("h100", 8), ("mi300x", 4), ("tpu8i", 32)])
+def test_one_shot_all_reduce_halves_the_hops(name, n):
+    """Everyone sends its whole array to everyone: one phase of hops instead of two, n/2 times the bytes."""
+    ring, shot = (all_reduce(1e6, n, chip(name).network, way) for way in ("ring", "one-shot"))
+    assert 2 * shot["latency"].value == pytest.approx(
+        ring["all-gather/latency"].value + ring["reduce-scatter/latency"].value
+    )
+    both = ring["all-gather/bandwidth"].value + ring["reduce-scatter/bandwidth"].value
+    assert n / 2 * both == pytest.approx(shot["bandwidth"].value)
+
+
+def test_an_algorithm_that_does_not_exist():
+    """ValueError lists the two."""
+    with pytest.raises(ValueError, match="ring, one-shot, got 'tree'"):
+        all_reduce(1, 8, RING, "tree")
+
+
+def test_a_neighbour_gets_its_bytes_over_one_link():
+    """100 MB over a 50 GB/s link take 2 ms, a byte takes a hop; through a switch the whole egress serves one neighbour."""
+    assert [2e-3, 1e-6] == [pytest.approx(send(bytes, chip("v5e").network).value) for bytes in (1e8, 1)]
+    assert 1e8 / 450e9 == pytest.approx(send(1e8, chip("h100").network).value)
+
+
+@pytest.mark.parametrize("collective", [all_gather, reduce_scatter, all_to_all])
+def test_an_overhead_adds_to_whichever_is_longer(collective):
+    """5 us of launch and synchronisation, on top of the hops of a small array and of the bytes of a large one; alone, nothing."""
+    slow = Torus(50e9, 1e-6, 1, 4, 1024, overhead=5e-6)
+    for bytes in (1, 1e9):
+        assert 5e-6 + collective(bytes, 8, RING).value == pytest.approx(collective(bytes, 8, slow).value)
+    assert 0 == collective(1e9, 1, slow).value
+    assert 2 * all_gather(1e6, 8, slow).value == all_reduce(1e6, 8, slow).value  # its two phases both pay
+
+
+# Domains, and the slower network between them
+
+TWO_TIERS = Tiered(Switch(450e9, 6e-7, 8), Switch(50e9, 1e-5, 1000))
+
+
+def test_inside_a_domain_the_slower_network_is_not_used():
+    """8 GPUs of one server: as if there were no other."""
+    assert TWO_TIERS.near.slice(8) == TWO_TIERS.slice(8)
+
+
+def test_an_all_gather_over_two_domains():
+    """1 GB on 16 GPUs: each server lacks half of it, which enters through 8 cards of 50 GB/s: 1.25 ms. Inside a server each GPU
+    still lacks 7/8, at 450 GB/s: 1.94 ms, and that is longer. Latencies add."""
+    on = all_gather(1e9, 16, TWO_TIERS)
+    assert 7 / 8 * 1e9 / 450e9 == pytest.approx(on["bandwidth"].value)
+    assert 0.6e-6 + 10e-6 == pytest.approx(on["latency"].value)
+    thin = Tiered(TWO_TIERS.near, Switch(5e9, 1e-5, 1000))
+    assert 0.5e9 / (8 * 5e9) == pytest.approx(all_gather(1e9, 16, thin)["bandwidth"].value)
+
+
+def test_an_all_to_all_over_two_domains():
+    """Of 1 GB each server holds half and sends half of that away, through 8 cards of 50 GB/s: 0.625 ms."""
+    assert 0.25e9 / (8 * 50e9) == pytest.approx(all_to_all(1e9, 16, TWO_TIERS)["bandwidth"].value)
+
+
+def test_domains_are_filled_evenly():
+    """12 GPUs take two servers of 6, not one of 8 and one of 4; 17 have no equal parts but single ones."""
+    assert (12, 1, 1) == (lambda s: (s.chips, s.hops, s.far_hops))(TWO_TIERS.slice(12))
+    assert (17, 0, 1) == (lambda s: (s.chips, s.hops, s.far_hops))(TWO_TIERS.slice(17))
+
+
+@pytest.mark.parametrize("name", ["v5e", "ironwood", "h100", "tpu8i"])
+def test_an_array_of_counts_is_its_slices(name):
+    """A sweep over n: hops and bandwidths entry by entry; entries that the network lacks are refused."""
+    n, network = np.array([1, 2, 8, 32, 8]), chip(name).interconnect
+    swept, each = all_to_all(1e6, n, network), [all_to_all(1e6, int(x), network) for x in n]
+    np.testing.assert_allclose(swept.value, [one.value for one in each])
+    np.testing.assert_array_equal(swept["latency"].value, [one["latency"].value for one in each])
+    for bad in ([0, 8], [2.5], [-1], [10**7], []):
+        with pytest.raises(ValueError, match="whole numbers"):
+            cut(network, np.array(bad))

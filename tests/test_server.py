@@ -210,7 +210,7 @@ def test_whatever_fits_is_inside_the_hbm(one, batch, context):
     """All chips together hold every parameter and cache at least once: these are within their HBM wherever it fits."""
     stored = one.precision.weights.bytes * one.model.params + batch * kv_bytes(one.model, context, one.precision.kv)
     if fits(one, batch, context):
-        assert stored <= one.plan.tensor * one.chip.hbm_bytes * (1 + 1e-12)
+        assert stored <= one.plan.chips * one.chip.hbm_bytes * (1 + 1e-12)
         assert footprint(one, batch, context).value <= one.chip.hbm_bytes
 
 
@@ -218,8 +218,8 @@ def test_whatever_fits_is_inside_the_hbm(one, batch, context):
 def test_chips_together_hold_everything(one, batch, context):
     """Never less than one copy of the parameters and of the caches."""
     held = footprint(one, batch, context)
-    assert held["weights"].value * one.plan.tensor >= one.precision.weights.bytes * one.model.params * (1 - 1e-12)
-    assert held["KV cache"].value * one.plan.tensor >= batch * kv_bytes(one.model, context, one.precision.kv) * (
+    assert held["weights"].value * one.plan.chips >= one.precision.weights.bytes * one.model.params * (1 - 1e-12)
+    assert held["KV cache"].value * one.plan.chips >= batch * kv_bytes(one.model, context, one.precision.kv) * (
         1 - 1e-12
     )
 
@@ -256,9 +256,10 @@ def test_kv_heads_neither_dividing_nor_divided():
 
 
 def test_more_chips_than_the_network_has():
-    """16 H100 in an NVLink domain of 8: ValueError."""
-    with pytest.raises(ValueError, match="tensor must be from 1 to 8"):
-        server("llama-3-70b", "h100", 16)
+    """16 cards where no network joins more than the 8 of a host: ValueError; a pipeline does not help."""
+    for plan in (Plan(16), Plan(8, pipeline=2)):
+        with pytest.raises(ValueError, match="16 chips, and l40s's network joins 8"):
+            Server(model("llama-3-70b"), chip("l40s"), plan)
 
 
 def test_math_that_the_chip_lacks():
@@ -289,16 +290,88 @@ def test_formats_vary_by_block():
 @pytest.mark.parametrize("kv", ["head", "", None, "Batch", 1, ["heads"]])
 def test_a_cut_of_the_cache_that_does_not_exist(kv):
     """The message lists the three."""
-    with pytest.raises(ValueError, match="'heads', 'batch' or 'sequence'"):
+    with pytest.raises(ValueError, match="heads, batch, sequence"):
         Plan(kv=kv)
 
 
-@pytest.mark.parametrize("field", ["expert", "pipeline", "data"])
-def test_cuts_that_come_later_are_refused(field):
-    """Two is an error until the model knows it, one passes."""
-    assert Plan() == Plan(**{field: 1})
-    with pytest.raises(ValueError, match="must be 1"):
-        Plan(**{field: 2})
+def test_chips_of_a_plan_are_the_product_of_its_axes():
+    """4 x 2 x 3 x 5 = 120 chips in 2 x 5 = 10 groups that hold different sequences."""
+    plan = Plan(4, expert=2, pipeline=3, data=5)
+    assert (120, 10) == (plan.chips, plan.groups)
+
+
+def test_an_all_reduce_that_does_not_exist():
+    """The message lists the two."""
+    with pytest.raises(ValueError, match="all_reduce must be one of ring, one-shot, got 'tree'"):
+        Plan(all_reduce="tree")
+
+
+def test_experts_that_the_groups_cannot_share():
+    """Mixtral has 8 experts: 3 groups cannot share them. A dense model has none to share: any number goes."""
+    with pytest.raises(ValueError, match="8 experts .* expert=3"):
+        Server(model("mixtral-8x7b"), chip("ironwood"), Plan(1, expert=3))
+    assert 3 == Server(model("llama-3-8b"), chip("ironwood"), Plan(1, expert=3)).plan.chips
+
+
+def test_more_stages_than_layers():
+    """LLaMA-3-8B has 32 layers."""
+    with pytest.raises(ValueError, match="32 layers, too few for pipeline=33"):
+        Server(model("llama-3-8b"), chip("ironwood"), Plan(pipeline=33))
+
+
+def test_replicas_hold_the_same_and_serve_more():
+    """Two replicas: a chip holds what it held, twice the sequences fit."""
+    one, two = (Server(model("llama-3-70b"), chip("ironwood"), Plan(8, data=n)) for n in (1, 2))
+    assert footprint(one, 64, 8192).value == footprint(two, 128, 8192).value
+    assert 2 * max_batch(one, 8192) == max_batch(two, 8192)
+
+
+def test_stages_hold_their_layers():
+    """70B in 4 stages of 20 layers on 8 chips each: a quarter of the layers, one of the two tables, a quarter of the cache."""
+    one, four = (
+        footprint(Server(model("llama-3-70b"), chip("ironwood"), Plan(8, pipeline=p)), 64, 8192) for p in (1, 4)
+    )
+    for module in ("attention", "ffn"):
+        assert one["weights"][module].value / 4 == pytest.approx(four["weights"][module].value)
+    assert 2 * 128_256 * 8192 / 8 == four["weights/embedding or head"].value
+    assert one["KV cache"].value / 4 == pytest.approx(four["KV cache"].value)
+
+
+def test_the_fullest_stage_of_an_uneven_cut():
+    """61 layers of DeepSeek-V3 in 4 stages: 16 on the fullest."""
+    one, four = (footprint(Server(model("deepseek-v3"), chip("ironwood"), Plan(8, pipeline=p)), 1, 1) for p in (1, 4))
+    assert 16 / 61 == pytest.approx(four["KV cache"].value / one["KV cache"].value)
+
+
+def test_groups_share_the_experts_and_replicate_the_rest():
+    """Mixtral-8x7B on 4 groups of 2: a chip holds an eighth of the experts, half of the attention, a quarter of the batch."""
+    moe = model("mixtral-8x7b")
+    alone, shared = (Server(moe, chip("ironwood"), Plan(2, expert=x)) for x in (1, 4))
+    experts, router = 32 * 8 * 3 * 4096 * 14336, 32 * 8 * 4096
+    assert 2 * (experts / 8 + router) == pytest.approx(footprint(shared, 4, 1)["weights/ffn"].value)
+    held = [footprint(one, 64, 8192)["weights/attention"].value for one in (alone, shared)]
+    assert held[0] == held[1]
+    assert footprint(alone, 16, 8192)["KV cache"].value == footprint(shared, 64, 8192)["KV cache"].value
+
+
+@pytest.mark.parametrize(("name", "tensor", "said"), [("ironwood", 8, True), ("ironwood", 4, False), ("v5e", 8, False)])
+def test_devices_that_share_a_kv_head_say_so(name, tensor, said):
+    """8 Ironwood chips are 16 devices for 8 KV heads: the two of a chip split its sequences. On 4 chips each has its own head."""
+    assert said == (
+        "devices of a chip split the sequences" in str(footprint(server("llama-3-70b", name, tensor), 1, 8192))
+    )
+
+
+def test_an_array_of_plans_is_its_plans():
+    """Footprints, fits and the largest batch of a sweep over tensor ways equal those of each, and validation sees every entry."""
+    tensor = np.array([1, 8, 32, 2, 8])
+    swept = Server(model("llama-3-70b"), chip("ironwood"), Plan(tensor, kv="batch"))
+    each = [Server(model("llama-3-70b"), chip("ironwood"), Plan(int(x), kv="batch")) for x in tensor]
+    np.testing.assert_allclose(footprint(swept, 64, 8192).value, [footprint(one, 64, 8192).value for one in each])
+    np.testing.assert_array_equal(fits(swept, 64, 8192), [fits(one, 64, 8192) for one in each])
+    np.testing.assert_array_equal(max_batch(swept, 8192), [max_batch(one, 8192) for one in each])
+    with pytest.raises(ValueError, match="cannot be cut 3 ways"):
+        Server(model("llama-3-70b"), chip("ironwood"), Plan(np.array([1, 3])))
 
 
 def test_the_slice_is_the_most_compact():
