@@ -16,6 +16,7 @@ from .bounds import saturation_throughput as saturation_throughput
 from .bounds import step_floor as step_floor
 from .bounds import step_time as step_time
 from .bounds import tensor_parallel_limit as tensor_parallel_limit
+from .bounds import tile_share as tile_share
 from .breakdown import Breakdown as Breakdown
 from .breakdown import explain as explain
 from .chips import Chip as Chip

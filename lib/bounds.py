@@ -4,7 +4,7 @@
 The limits of sharding are about one [d_in x d_out] matrix cut along `axes` of a torus, each `wrapped` or not."""
 
 from .breakdown import slowest, term, total
-from .elementwise import positive
+from .elementwise import ceil, maximum, positive
 from .formats import format
 
 
@@ -73,7 +73,8 @@ def prefill_time(chip, n, params, prompt, mfu=1.0, math="bf16"):
     """Seconds in which n chips push `prompt` tokens through every matrix, at the fraction `mfu` of their peak.
 
     Attention's own arithmetic is left out. ValueError unless mfu is above 0 and at most 1. Source: formula 7.3."""
-    n, params, prompt, mfu = positive("n", n), positive("params", params), positive("prompt", prompt), positive("mfu", mfu, most=1)
+    n, params, prompt = positive("n", n), positive("params", params), positive("prompt", prompt)
+    mfu = positive("mfu", mfu, most=1)
     return term("prefill", 2 * params * prompt / (n * chip.peak(math) * mfu))
 
 
@@ -87,7 +88,7 @@ def latency_bound_bytes(chip, n):
     """Bytes below which a collective among n chips of a ring or a line waits for its hops: n W_1 times the hop latency.
 
     For large n; the collectives of `network` have the exact (n - 1) / n. Source: Scaling Book chapter 7, appendix C."""
-    return term("bytes", positive("n", n) * _axis(chip, wrapped=False) * chip.network.hop_latency, "B")
+    return term("bytes", positive("n", n) * chip.axis_bandwidth(wrapped=False) * chip.network.hop_latency, "B")
 
 
 def tensor_parallel_limit(chip, d_ff, batch, axes=1, wrapped=True, weights="bf16", activations="bf16", matrices=1, collectives=1):
@@ -97,7 +98,7 @@ def tensor_parallel_limit(chip, d_ff, batch, axes=1, wrapped=True, weights="bf16
     Source: formula 7.4, for one matrix, one phase and equal bytes."""
     d_ff, batch, axes = positive("d_ff", d_ff), positive("batch", batch), positive("axes", axes)
     read = positive("matrices", matrices) * format(weights).bytes * d_ff / chip.hbm_bandwidth
-    sent = positive("collectives", collectives) * format(activations).bytes * batch / (axes * _axis(chip, wrapped))
+    sent = positive("collectives", collectives) * format(activations).bytes * batch / (axes * chip.axis_bandwidth(wrapped))
     return term("ways", read / sent, "ways")
 
 
@@ -105,17 +106,29 @@ def latency_limit(chip, d_in, d_out, axes=1, wrapped=True, weights="bf16"):
     """Ways to cut one matrix until the hops of one phase take longer than its read: as tensor_parallel_limit, at any batch.
 
     n chips on `axes` equal axes have axes n^(1/axes) / 2 hops between the farthest two, twice that less one an axis without
-    wraparound. Source: formulas 7.4 and the hop latency of the source chapter, put together by this book."""
+    wraparound, which `explain` cannot solve for. Source: formula 7.4 with the hop latency that the source chapter states beside
+    it, put together by this book."""
     d_in, d_out, d = positive("d_in", d_in), positive("d_out", d_out), positive("axes", axes)
-    _axis(chip, wrapped)
-    hops = format(weights).bytes * d_in * d_out / chip.hbm_bandwidth / chip.network.hop_latency     # that the whole read is worth
+    chip.axis_bandwidth(wrapped)                            # a torus, or nothing here makes sense
+    hop = positive("hop_latency", chip.network.hop_latency)
+    hops = format(weights).bytes * d_in * d_out / chip.hbm_bandwidth / hop      # that the whole read is worth
     length = (2 * hops / d) ** (1 / (d + 1))                # of an axis: (d / 2) length^(d + 1) = hops
-    if not wrapped:                                         # d (length - 1) length^d = hops, by Newton's method from above
-        length = length + 1
-        for _ in range(20):
-            excess = d * (length - 1) * length**d - hops
-            length = length - excess / (d * (d + 1) * length**d - d**2 * length ** (d - 1))
+    if not wrapped:                                         # d (length - 1) length^d = hops: nearly, then Newton's method
+        if hasattr(hops, "free_symbols"):
+            raise ValueError("without wraparound the limit has no closed form in letters, only in numbers")
+        length = maximum((hops / d) ** (1 / (d + 1)) + 1 / (d + 1), 1)
+        for _ in range(5):
+            steep = (d + 1) * length**d - d * length ** (d - 1)
+            length = (d * length ** (d + 1) - (d - 1) * length**d + hops / d) / steep
     return term("ways", length**d, "ways")
+
+
+def tile_share(chip, columns):
+    """The part of a matrix unit that a matrix of so many columns fills: its last tile is multiplied whole.
+
+    `forward` prices nominal peaks and leaves this out. 1 where the chip's tile is not known. Source: Scaling Book chapter 1."""
+    columns = positive("columns", columns)
+    return term("filled", columns / (ceil(columns / chip.tile) * chip.tile), "")
 
 
 def arithmetic_limit(chip, d_ff, axes=1, wrapped=True, math="bf16"):
@@ -123,7 +136,7 @@ def arithmetic_limit(chip, d_ff, axes=1, wrapped=True, math="bf16"):
 
     What bounds tensor parallelism in training and prefill. Source: Scaling Book chapter 5."""
     d_ff, axes = positive("d_ff", d_ff), positive("axes", axes)
-    return term("ways", axes * d_ff * _axis(chip, wrapped) / chip.peak(math), "ways")
+    return term("ways", axes * d_ff * chip.axis_bandwidth(wrapped) / chip.peak(math), "ways")
 
 
 def fsdp_penalty(chip, n, axes=1, wrapped=True):
@@ -131,14 +144,7 @@ def fsdp_penalty(chip, n, axes=1, wrapped=True):
 
     What FSDP does to a decode step. Source: Scaling Book chapter 7."""
     n, axes = positive("n", n), positive("axes", axes)
-    return term("penalty", n * chip.hbm_bandwidth / (axes * _axis(chip, wrapped)), "x")
-
-
-def _axis(chip, wrapped):
-    """Bytes that a chip sends per second along one axis of its torus."""
-    if not hasattr(chip.network, "link_bandwidth"):
-        raise ValueError(f"{chip.name} has no links along axes: this limit is about a torus")
-    return (2 if wrapped else 1) * chip.network.link_bandwidth
+    return term("penalty", n * chip.hbm_bandwidth / (axes * chip.axis_bandwidth(wrapped)), "x")
 
 
 def _sizes(n, params, kv, batch):

@@ -18,7 +18,7 @@ NETWORKS = {"torus": (Torus, ("link_bandwidth", "hop_latency", "axes", "wrap", "
             "mesh": (Mesh, ("link_bandwidth", "hop_latency", "domain")),
             "boardfly": (Boardfly, ("egress_bandwidth", "hop_latency", "domain"))}
 DCN = ("dcn_bandwidth", "dcn_latency")
-COUNTED = ("axes", "wrap", "domain", "devices")
+COUNTED = ("axes", "wrap", "domain", "devices", "tile")
 UNITS = {"hbm_bytes": "B", "hbm_bandwidth": "B/s", "kv_bandwidth": "B/s", "link_bandwidth": "B/s", "egress_bandwidth": "B/s",
          "hop_latency": "s", "dcn_bandwidth": "B/s", "dcn_latency": "s", "price": "USD/s",
          **dict.fromkeys(COUNTED, ""), **dict.fromkeys(HARDWARE, "FLOP/s")}
@@ -30,7 +30,8 @@ class Chip:
 
     `devices` is how many JAX devices one chip shows up as; `kv_bandwidth` the rate at which attention reads the cache, where
     it was measured apart (None: as `hbm_bandwidth`); `price` USD per second; `uncertain` the fields whose source is doubtful;
-    `dcn` the slower network that joins domains of the chip's own, through each chip's share of the network cards."""
+    `dcn` the slower network that joins domains of the chip's own, through each chip's share of the network cards;
+    `tile` the side of a matrix unit, in values (1: not known)."""
 
     name: str
     hbm_bytes: float
@@ -47,6 +48,7 @@ class Chip:
     price: float | None = None
     uncertain: tuple[str, ...] = ()
     dcn: Switch | None = None
+    tile: int = 1
 
     def __post_init__(self):
         for name in ("hbm_bytes", "hbm_bandwidth", "kv_bandwidth", "price", *HARDWARE):
@@ -71,6 +73,13 @@ class Chip:
     def interconnect(self):
         """The chip's network, continued by the slower one between its domains where that is known."""
         return self.network if self.dcn is None else Tiered(self.network, self.dcn)
+
+    def axis_bandwidth(self, wrapped=True):
+        """Bytes per second that the chip sends along one axis of its torus, both ways where the axis wraps around. ValueError
+        if its network has no axes."""
+        if not isinstance(self.network, Torus):
+            raise ValueError(f"{self.name} has no links along axes: this is about a torus")
+        return (2 if wrapped else 1) * self.network.link_bandwidth
 
     def derate(self, compute=1.0, memory=1.0, network=1.0):
         """The chip that software sees: peaks, memory and network bandwidths times the fraction it reaches. ValueError for a
@@ -103,7 +112,7 @@ def _read(name, **readings):
     rows = [row for row in table("chips") if row["chip"] == name and row["role"] == "primary"]
     uncertain = tuple(row["field"] for row in rows if row["confidence"] == "uncertain")
     kind = next(row["value"] for row in rows if row["field"] == "network")
-    used = ("hbm_bytes", "hbm_bandwidth", *NETWORKS[kind][1], *HARDWARE, *DCN, "devices", "price")
+    used = ("hbm_bytes", "hbm_bandwidth", *NETWORKS[kind][1], *HARDWARE, *DCN, "devices", "tile", "price")
     numbers = {row["field"]: si(row["value"], row["unit"]) for row in rows if row["field"] in used and row["value"]}
     for field, source in readings.items():
         known(f"field of {name}", field, numbers)
@@ -139,7 +148,7 @@ def _assembled(name, kind, numbers, uncertain):
     dcn = Switch(*[numbers[key] for key in DCN], MOST) if all(key in numbers for key in DCN) else None
     plain = {key: numbers[key] for key in (*HARDWARE, "kv_bandwidth", "price") if key in numbers}
     return Chip(name, numbers["hbm_bytes"], numbers["hbm_bandwidth"], network, devices=int(numbers.get("devices", 1)),
-                uncertain=uncertain, dcn=dcn, **plain)
+                uncertain=uncertain, dcn=dcn, tile=int(numbers.get("tile", 1)), **plain)
 
 
 def chip_names():

@@ -27,11 +27,13 @@ def forward(server, batch, new, context, logits=1):
 
 
 def _pass(server, batch, new, context, logits):
-    batch = split(positive("batch", batch), server.plan.groups * server.plan.pipeline)
+    batch, plan = positive("batch", batch), server.plan
+    among = split(batch, plan.data * plan.pipeline) * new   # tokens of all groups that share experts
+    batch = split(batch, plan.groups * plan.pipeline)
     chip, model, X, precision = server.chip, server.model, server.plan.tensor, server.precision
     D, tokens, a = model.d_model, batch * new, precision.activations.bytes
     table, b_E, b_V = D * model.vocab / X, precision.of("embedding").bytes, precision.of("head").bytes
-    blocks = [_layer(server, block, copies, batch, new, context) * block.layers
+    blocks = [_layer(server, block, copies, batch, among, new, context) * block.layers
               for block, copies in zip(model.blocks, server.kv_slices, strict=True)]
     embed = slowest("embed", term("memory", tokens * D * (b_E + a) / X / chip.hbm_bandwidth))   # rows looked up, not multiplied
     hand_over = [replace(send(a * tokens * D, link) * times, name=name) for name, times, link in server.sends]
@@ -40,15 +42,16 @@ def _pass(server, batch, new, context, logits):
     return total("forward", embed, *blocks, *hand_over, unembed)
 
 
-def _layer(server, block, copies, batch, new, context):
+def _layer(server, block, copies, batch, among, new, context):
     chip, mixer, ffn, X, D = server.chip, block.mixer, block.ffn, server.plan.tensor, server.model.d_model
     stored = block.precision or server.precision
     a, b_kv, math, tokens = stored.activations.bytes, stored.kv.bytes, stored.math, batch * new
     b_A, b_F = stored.of("attention").bytes, stored.of("ffn").bytes
     projected, values, common, expert = mixer.params(D, X), mixer.core.width() / X, ffn.common(D, X), ffn.expert(D) / X
     groups = ffn.spread(server.plan.expert)
-    reached = ffn.touched(tokens * groups)                  # by the tokens of all groups together
-    hidden = ffn.matrices * (ffn.top_k * ffn.d_ff + ffn.d_shared) / X
+    among = tokens if groups == 1 else among                # tokens from which the experts of a layer get theirs
+    k = ffn.top_k if groups == 1 else ffn.top_k * among / (groups * tokens)     # for each token of this group
+    hidden = ffn.matrices * (k * ffn.d_ff + ffn.d_shared) / X
     sequences, share = kv_share(server, mixer, batch)
     cache = sequences * share * (mixer.read(new, context, b_kv) + mixer.write(new, b_kv))
     heads = X if server.plan.kv != "batch" else mixer.core.ways(X)
@@ -57,15 +60,15 @@ def _layer(server, block, copies, batch, new, context):
     return total(block.name,
         roofline("projections", 2 * tokens * projected, b_A * projected + a * tokens * (2 * D + values), chip, math),
         roofline("attention", sequences * scores, cache + a * tokens * values, chip, math, chip.cache_bandwidth),
-        roofline("ffn", 2 * tokens * (ffn.top_k * expert + common),
-                 b_F * (reached * expert / groups + common) + a * tokens * (2 * D * ffn.top_k + hidden), chip, math),
-        *_collectives(server, mixer, ffn, copies, tokens, a))
+        roofline("ffn", 2 * tokens * (k * expert + common),
+                 b_F * (ffn.touched(among) * expert / groups + common) + a * tokens * (2 * D * k + hidden), chip, math),
+        *_collectives(server, mixer, copies, a, tokens, None if groups == 1 else among * ffn.top_k))
 
 
-def _collectives(server, mixer, ffn, copies, tokens, a):
+def _collectives(server, mixer, copies, a, tokens, routed):
     """What the chips exchange in a layer: Megatron's two all-reduces, what a cache cut beyond the KV heads costs, and the way
     of tokens to their experts."""
-    X, D, groups = server.plan.tensor, server.model.d_model, server.plan.expert
+    X, D = server.plan.tensor, server.model.d_model
     yield all_reduce(a * tokens * D, X, server.slice, server.plan.all_reduce) * 2
     wide = a * tokens * mixer.core.sent() / mixer.core.ways(X)      # queries and outputs of the heads that `copies` share
     if server.plan.kv == "batch":                           # queries to the chip that holds their sequence, outputs back
@@ -75,9 +78,8 @@ def _collectives(server, mixer, ffn, copies, tokens, a):
         yield all_gather(wide / 2, copies.chips, copies)
         yield replace(all_gather(sums, copies.chips, copies), name="log-sum all-gather")    # how to weigh the parts
         yield reduce_scatter(wide / 2, copies.chips, copies)
-    if ffn.spread(groups) != 1:
-        routed = a * tokens * groups * ffn.top_k * D
-        yield replace(all_to_all(routed, X * groups, server.expert_slice) * 2, name="expert all-to-all")
+    if routed is not None:
+        yield replace(all_to_all(a * routed * D, X * server.plan.expert, server.expert_slice) * 2, name="expert all-to-all")
 
 
 def _said(server, result, batch, context):

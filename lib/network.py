@@ -47,9 +47,13 @@ class Torus:
     domain: int
     overhead: float = 0.0
 
+    def grid(self, n):
+        """The lengths of the most compact grid of n chips, shortest first."""
+        return compact(_within(self, n), self.axes)
+
     def slice(self, n, shape=None):
         """The most compact grid of n chips, or the given `shape`. ValueError if the torus has no such slice."""
-        shape = shape or compact(_within(self, n), self.axes)
+        shape = shape or self.grid(n)
         if prod(shape) != n or len(shape) > self.axes or not all(isinstance(x, int) and x > 0 for x in shape):
             raise ValueError(f"{shape} is no grid of {n} chips in {self.axes} dimensions")
         long = [length >= self.wrap for length in shape]

@@ -6,7 +6,7 @@ from operator import index
 
 from .breakdown import term, total
 from .chips import Chip
-from .elementwise import NUMBERS, ceil, maximum, minimum, positive
+from .elementwise import NUMBERS, ceil, maximum, positive
 from .formats import Precision
 from .models import Model
 from .network import ALGORITHMS, Slice, cut, sizes
@@ -102,7 +102,7 @@ class Server:
             slice=cut(network, X),
             kv_slices=tuple(cut(network, X // b.mixer.core.ways(X)) for b in model.blocks),
             expert_slice=cut(network, X * plan.expert),
-            sends=_sends(self.chip, joined, plan.pipeline),
+            sends=_sends(self.chip, X * plan.expert, plan.pipeline),
             shared=any((b.mixer.core.ways(max(sizes(X)) * self.chip.devices) <= max(sizes(X))) for b in model.blocks)
                    and self.chip.devices > 1,
             stage=ceil(model.layers / plan.pipeline) / model.layers if plan.pipeline > 1 else 1)
@@ -114,11 +114,12 @@ class Server:
         return self.plan.tensor / mixer.core.ways(self.plan.tensor)
 
 
-def _sends(chip, chips, stages):
+def _sends(chip, group, stages):
     """(name, number, network) of the steps from stage to stage: those inside a domain, those from one domain to the next."""
     if stages == 1:
         return ()
-    crossings = minimum(ceil(chips / chip.network.domain), stages) - 1
+    whole = maximum(chip.network.domain // group, 1)
+    crossings = ceil(stages / whole) - 1                    # each domain holds whole stages, at least one
     steps = (("send", stages - 1 - crossings, chip.network.slice(2) if chip.network.domain > 1 else None),
              ("send between domains", crossings, chip.dcn and chip.dcn.slice(2)))
     return tuple(step for step in steps if step[2] and (not isinstance(step[1], NUMBERS) or step[1]))

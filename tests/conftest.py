@@ -2,6 +2,8 @@
 
 import os
 
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")  # before JAX starts: the sharded demo needs eight host devices
+
 import pytest
 from hypothesis import settings
 

@@ -9,17 +9,26 @@ from hypothesis import strategies as st
 from strategies import CHIPS, FORMATS, MATH
 
 from lib.bounds import (
+    arithmetic_limit,
     attention_intensity,
+    attention_parity,
     critical_batch,
     exact_critical_batch,
+    fsdp_penalty,
     half_throughput_batch,
+    latency_bound_bytes,
+    latency_limit,
+    prefill_time,
     saturation_throughput,
     step_floor,
     step_time,
+    tensor_parallel_limit,
+    tile_share,
 )
 from lib.breakdown import explain
 from lib.chips import chip
 from lib.models import kv_bytes, model
+from lib.network import Torus
 
 CRITICAL = [  # formulas.md T1 and issue 2, section 3: chip, weights, math, tokens
     ("v4", "bf16", "bf16", 229),
@@ -214,6 +223,229 @@ def test_attention_is_read_at_its_own_rate_where_measured():
     assert 0.5 == saturation_throughput(slow, 8, 1e9).value / saturation_throughput(full, 8, 1e9).value
 
 
+# Prefill
+
+PREFILL = [  # chips, parameters, math; milliseconds of 8,192 tokens at 40 % (formulas.md, section 3, row 11 and section 5)
+    ("v5e", 16, 70e9, "bf16", 910),
+    ("ironwood", 8, 70.55e9, "bf16", 157),
+    ("ironwood", 8, 70e9, "bf16", 155),
+    ("ironwood", 8, 70.55e9, "fp8", 78.3),
+]
+
+
+@pytest.mark.parametrize(("name", "n", "params", "math", "milliseconds"), PREFILL)
+def test_prefill_of_70b(name, n, params, math, milliseconds):
+    """0.91 s needs 70e9 parameters, 157 ms 70.55e9: the source counts twice; 40 % of the fp8 peak is half the time."""
+    assert milliseconds == float(f"{1e3 * prefill_time(chip(name), n, params, 8192, 0.4, math).value:.3g}")
+
+
+@pytest.mark.parametrize(
+    ("params", "layers", "heads", "width", "tokens"),
+    [
+        (70.55e9, 80, 64, 128, 107_651),  # by hand: 70.55e9 / (80 x 8192)
+        (model("llama-3-70b").params - 2 * 128_256 * 8192, 80, 64, 128, 104_450),  # 104k (formulas.md, section 5)
+        (64 * 16 * 8192**2, 64, 64, 128, 16 * 8192),  # F = 4 D, MHA: 8 D without the causal half (claim X-021)
+    ],
+)
+def test_prompts_of_which_half_is_attention(params, layers, heads, width, tokens):
+    """P / (L N H): neither embedding is multiplied for a prompt's tokens."""
+    assert tokens == round(attention_parity(params, layers, heads, width).value)
+
+
+# Sharding
+
+T6 = [  # chip, links; W/W_ici wrapped, C/W_ici, kB below which 8 chips wait for hops, ways at F = 28672, B = 32
+    ("v5e", "DERIV", 8.2, 1970, 400, 109),
+    ("v5e", "SB", 9.1, 2189, 360, 98),
+    ("v5p", "DERIV", 13.8, 2295, 800, 65),
+    ("v5p", "SB", 15.4, 2550, 720, 58),
+    ("v6e", "DERIV", 8.2, 4590, 800, 109),
+    ("v6e", "SB", 9.1, 5100, 720, 98),
+    ("ironwood", "DERIV", 36.9, 11535, 800, 24),
+    ("ironwood", "SB115", 41.0, 12817, 720, 22),  # a tenth less: row 5 of formulas.md, section 3
+]
+
+
+@pytest.mark.parametrize(("name", "source", "beta", "ridge", "kilobytes", "ways"), T6)
+def test_sharding_constants(name, source, beta, ridge, kilobytes, ways):
+    """With nominal links and as the Scaling Book reads them (formulas.md T6)."""
+    one = chip(name, link_bandwidth=source)
+    assert beta == round(fsdp_penalty(one, 1).value, 1)
+    assert ridge == round(1e6 / arithmetic_limit(one, 1e6).value)
+    assert kilobytes == round(latency_bound_bytes(one, 8).value / 1e3)
+    assert ways == round(tensor_parallel_limit(one, 28672, 32).value)
+
+
+ROUNDED, OF_SB = (replace(chip("v5e"), hbm_bandwidth=800e9), chip("v5e", hbm_bandwidth="SB", link_bandwidth="SB"))
+WAYS = [  # claims S-014, S-016, B8-061 and formula 7.4
+    (ROUNDED, 16384, 32, {}, 64),
+    (ROUNDED, 16384, 32, dict(wrapped=False), 32),
+    (OF_SB, 16384, 32, {}, 56.9),
+    (OF_SB, 16384, 32, dict(wrapped=False), 28.4),
+    (OF_SB, 28672, 64, {}, 49.8),
+    (OF_SB, 28672, 64, dict(wrapped=False), 24.9),
+    (chip("ironwood"), 28672, 32, {}, 24.3),
+    (chip("ironwood"), 28672, 32, dict(axes=3), 72.8),
+    (chip("ironwood"), 28672, 32, dict(wrapped=False), 12.1),
+    (chip("ironwood"), 28672, 32, dict(weights="fp8"), 12.1),
+    (chip("ironwood"), 28672, 32, dict(weights="fp8", activations="fp8"), 24.3),
+    (chip("ironwood"), 28672, 32, dict(matrices=3, collectives=2), 36.4),  # a gated FFN: 3/2 of 24.28
+]
+
+
+@pytest.mark.parametrize(("one", "d_ff", "batch", "how", "ways"), WAYS)
+def test_ways_until_activations_take_longer_than_weights(one, d_ff, batch, how, ways):
+    """F / (B beta): beta of 8, of 9, twice that without wraparound, fewer bytes of weights, more matrices a collective."""
+    assert ways == round(tensor_parallel_limit(one, d_ff, batch, **how).value, 1)
+
+
+FLOORED = [  # formulas.md T6, last column, the line below it, and claim S-016
+    ("v5e", 8192, 28672, (34, 69, 86)),
+    ("v5p", 8192, 28672, (18, 31, 35)),
+    ("v6e", 8192, 28672, (24, 43, 51)),
+    ("ironwood", 8192, 28672, (11, 16, 17)),
+    ("v5e", 4096, 16384, (18, 30)),
+]
+
+
+@pytest.mark.parametrize(("name", "d_in", "d_out", "ways"), FLOORED)
+def test_ways_until_hops_take_longer_than_weights(name, d_in, d_out, ways):
+    """A ring, two and three axes, at 1 us a hop: fewer ways than bandwidth allows, whatever the batch."""
+    found = [latency_limit(chip(name), d_in, d_out, axes).value for axes in range(1, len(ways) + 1)]
+    assert list(ways) == [round(value) for value in found]
+
+
+def test_fewer_ways_for_lighter_weights():
+    """70B in fp8 on Ironwood: 8.0 on a ring, 9.9 on three axes (claim S-016)."""
+    found = [latency_limit(chip("ironwood"), 8192, 28672, axes, weights="fp8").value for axes in (1, 3)]
+    assert [8.0, 9.9] == [round(value, 1) for value in found]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (4096, 16384), (1e6, 1e6)], ids=str)
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_at_that_limit_hops_take_as_long_as_the_read(wrapped, axes, sizes):
+    """Put back: Y chips read 2 D F / (Y W), and have d Y^(1/d) / 2 hops of 1 us, or d (Y^(1/d) - 1)."""
+    Y = latency_limit(chip("v5p"), *sizes, axes, wrapped).value
+    hops = axes * (Y ** (1 / axes) / 2 if wrapped else Y ** (1 / axes) - 1)
+    assert 2 * sizes[0] * sizes[1] / (Y * 2765e9) == pytest.approx(hops * 1e-6, rel=1e-6)
+
+
+@pytest.mark.parametrize(("wrap", "wrapped"), [(1, True), (10**6, False)])
+def test_the_slices_of_a_network_pass_that_limit_there(wrap, wrapped):
+    """The first count of chips whose slice has more hops than its read is worth comes after it, within one more hop."""
+    network, limit = Torus(50e9, 1e-6, 1, wrap, 1000), latency_limit(chip("v5e"), 8192, 28672, 1, wrapped).value
+    first = next(n for n in range(1, 1000) if network.slice(n).hops * 1e-6 > 2 * 8192 * 28672 / (n * 819e9))
+    assert first - 2 < limit < first
+
+
+@pytest.mark.parametrize(
+    ("one", "d_ff", "axes", "math", "ways"),
+    [
+        (OF_SB, 16384, 2, "bf16", 15.0),  # claim B7-089
+        (OF_SB, 28672, 2, "bf16", 26.2),  # claim B8-014
+        (OF_SB, 16384, 1, "bf16", 7.5),  # claim B7-116
+        (OF_SB, 28672, 1, "bf16", 13.1),
+        (OF_SB, 28672, 2, "int8", 13.1),  # twice the peak
+    ],
+)
+def test_ways_until_activations_take_longer_than_arithmetic(one, d_ff, axes, math, ways):
+    """d F / 2189 on v5e, and no batch in it; half of that one way."""
+    assert ways == round(arithmetic_limit(one, d_ff, axes, math=math).value, 1)
+    assert arithmetic_limit(one, d_ff, axes).value == 2 * arithmetic_limit(one, d_ff, axes, wrapped=False).value
+
+
+@pytest.mark.parametrize(
+    ("one", "n", "axes", "times"), [(OF_SB, 16, 2, 72), (chip("ironwood"), 8, 3, 98), (chip("ironwood"), 8, 1, 295)]
+)
+def test_what_gathering_the_weights_costs(one, n, axes, times):
+    """72 times the read on a 4x4 of v5e, 98 on 8 Ironwood along three axes (claim S-033); twice that without wraparound."""
+    assert times == round(fsdp_penalty(one, n, axes).value)
+    assert 2 * fsdp_penalty(one, n, axes).value == fsdp_penalty(one, n, axes, wrapped=False).value
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "share"),
+    [
+        ("v6e", 28672 / 64, 0.875),  # 448 columns: one tile of 256, and 192 in another
+        ("v5e", 448, 0.875),  # three and a half tiles of 128
+        ("ironwood", 64, 0.25),
+        ("v5p", 64, 0.5),
+        ("v5e", 129, 129 / 256),
+        ("v6e", 256, 1),
+        ("h100", 448, 1),  # not known
+    ],
+)
+def test_tiles_are_multiplied_whole(name, columns, share):
+    """128 values wide until v5p, 256 from v6e on."""
+    assert share == tile_share(chip(name), columns).value
+
+
+V5E = chip("v5e")
+FORMS = [  # function, inputs, formula
+    (prefill_time, dict(chip=V5E, n=16, params=70e9, prompt=8192, mfu=0.4), "2*P*T/(C*MFU*X)"),
+    (attention_parity, dict(params=70e9, layers=80, n_heads=64, d_head=128), "P/(H*L*N)"),
+    (latency_bound_bytes, dict(chip=V5E, n=8), "W_1*X*α"),
+    (tensor_parallel_limit, dict(chip=V5E, d_ff=28672, batch=32, axes=1), "2*F*W_1/(B*W)"),
+    (
+        tensor_parallel_limit,
+        dict(chip=V5E, d_ff=28672, batch=32, axes=2, matrices=3, collectives=2, weights="fp8"),
+        "F*W_1*d*m/(B*W*c)",
+    ),
+    (latency_limit, dict(chip=V5E, d_in=8192, d_out=28672, axes=1), "2*sqrt(D)*sqrt(F)/(sqrt(W)*sqrt(α))"),
+    (latency_limit, dict(chip=V5E, d_in=8192, d_out=28672, axes=2), "(4*D*F/(W*d*α))**(d/(d + 1))"),
+    (tile_share, dict(chip=V5E, columns=448), "F/(t*ceiling(F/t))"),
+    (arithmetic_limit, dict(chip=V5E, d_ff=28672, axes=2), "2*F*W_1*d/C"),
+    (fsdp_penalty, dict(chip=V5E, n=16, axes=2), "W*X/(2*W_1*d)"),
+]
+NUMBERS = set(
+    "n params prompt mfu layers n_heads d_head d_ff batch axes matrices collectives d_in d_out columns".split()
+)
+
+
+@pytest.mark.parametrize(("f", "inputs", "formula"), FORMS)
+def test_forms_explain_themselves(f, inputs, formula):
+    """In the letters of the chapters, with the value of the plain call."""
+    told = explain(f, **inputs)
+    assert (f(**inputs).value, formula) == (told.value, str(told.formula))
+
+
+def test_the_limit_on_lines_has_no_letters():
+    """Without wraparound the equation is of degree axes + 1: explain says so at once, numbers are solved."""
+    with pytest.raises(ValueError, match="no closed form in letters"):
+        explain(latency_limit, chip=V5E, d_in=8192, d_out=28672, axes=1, wrapped=False)
+
+
+@pytest.mark.parametrize(("f", "inputs", "formula"), FORMS)
+def test_forms_take_arrays(f, inputs, formula):
+    """Each input by itself as an array: entry by entry the scalar answer."""
+    for key in NUMBERS & set(inputs):
+        many = np.array([0.25, 0.5, 1]) * inputs[key]
+        expected = [f(**{**inputs, key: float(x)}).value for x in many]
+        np.testing.assert_allclose(f(**{**inputs, key: many}).value, expected, rtol=1e-12)
+
+
+def test_lines_take_arrays():
+    """Newton's method on all entries at once."""
+    found = latency_limit(V5E, 8192, np.array([100, 28672, 1e9]), 2, wrapped=False).value
+    np.testing.assert_allclose(
+        found, [latency_limit(V5E, 8192, d_out, 2, wrapped=False).value for d_out in (100, 28672, 1e9)]
+    )
+
+
+@pytest.mark.parametrize("name", ["h100", "mi300x", "tpu8i"])
+@pytest.mark.parametrize(
+    ("f", "inputs", "formula"), [one for one in FORMS if "W_1" in one[2] or one[0] is latency_limit]
+)
+def test_chips_without_axes(f, inputs, formula, name):
+    """Through a switch, or all to all, no bandwidth is that of an axis: ValueError names the chip."""
+    with pytest.raises(ValueError, match=f"{name} has no links along axes"):
+        f(**{**inputs, "chip": chip(name)})
+
+
+# Doors
+
+
 @pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), "1", None, True, [1, 0], []], ids=repr)
 def test_inputs_that_are_no_sizes(bad):
     """ValueError names the input, in every closed form."""
@@ -233,9 +465,21 @@ def test_inputs_that_are_no_sizes(bad):
         ("new", lambda x: attention_intensity(1, 1, x)),
         ("d_in", lambda x: exact_critical_batch(one, x, 9e9)),
         ("d_out", lambda x: exact_critical_batch(one, 9e9, x)),
+        *[
+            (key, lambda x, f=f, good=good, key=key: f(**{**good, key: x}))
+            for f, good, _ in FORMS
+            for key in NUMBERS & set(good)
+        ],
     ):
         with pytest.raises(ValueError, match=name):
             f(bad)
+
+
+@pytest.mark.parametrize("mfu", [1.01, 40])
+def test_more_than_the_peak(mfu):
+    """A fraction of the peak is one at most, and 40 is no percentage."""
+    with pytest.raises(ValueError, match="mfu .* at most 1"):
+        prefill_time(chip("v5e"), 16, 70e9, 8192, mfu)
 
 
 def test_sweeps_have_the_broadcast_shape():

@@ -8,7 +8,7 @@ import pytest
 
 DATA = Path(__file__).parent.parent / "lib" / "data"
 
-COUNTS = {"axes", "chips_per_host", "devices", "domain", "links", "max_hops", "wrap", "year"}
+COUNTS = {"axes", "chips_per_host", "devices", "domain", "links", "max_hops", "tile", "wrap", "year"}
 FRACTIONS = {"measured_hbm_fraction", "measured_matmul_fraction"}
 FORMATS = ("bf16", "int8", "fp8", "int4", "fp4")
 UNITS = {

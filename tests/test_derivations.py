@@ -6,24 +6,32 @@ import pytest
 from sympy import Min, Rational, Symbol, ceiling, limit, nsimplify, oo, simplify, solve, symbols
 
 from lib.bounds import (
+    arithmetic_limit,
     attention_intensity,
+    attention_parity,
     critical_batch,
     exact_critical_batch,
+    fsdp_penalty,
     half_throughput_batch,
+    latency_bound_bytes,
+    latency_limit,
+    prefill_time,
     saturation_throughput,
     step_floor,
     step_time,
+    tensor_parallel_limit,
 )
 from lib.breakdown import symbolic
 from lib.chips import chip
 from lib.formats import Format
 from lib.forward import decode_step, forward
 from lib.mixers import GQA, MLA, pairs
-from lib.network import Slice, all_gather, all_reduce
+from lib.network import Slice, Torus, all_gather, all_reduce
 from lib.server import Server, footprint
 
 B, C, W, P, KV, X, S, T, G, D, F, b = symbols("B C W P KV X S T G D F b", positive=True)
-CHIP = replace(chip("v5e"), bf16=C, hbm_bandwidth=W)
+LINK, HOP, d = symbols("W_1 alpha d", positive=True)
+CHIP = replace(chip("v5e"), bf16=C, hbm_bandwidth=W, network=Torus(LINK, HOP, 1, 2, 1024))
 STORED = Format("any", b, "bf16")
 
 
@@ -162,6 +170,74 @@ def test_an_all_reduce_is_two_all_gathers_in_letters():
     assert equal(all_gather(V, n, on)["bandwidth"].value, V * (1 - 1 / n) / w)
     assert all_reduce(V, n, on).value == 2 * all_gather(V, n, on).value
     assert equal(all_gather(V, n, on)["latency"].value, h * alpha)
+
+
+def test_one_shot_all_reduce_wins_while_hops_are_longer():
+    """One phase of hops instead of two against n/2 times the bytes: h alpha = (n - 1) V / W is where both ways of sending all
+    partial sums meet, and below it one shot takes half."""
+    V, n, h, w = symbols("V n h w", positive=True)
+    shot, ring = (all_reduce(V, n, Slice(n, h, w, w, HOP), way) for way in ("one-shot", "ring"))
+    assert equal(shot["bandwidth"].value, (n - 1) * V / w)
+    assert equal(shot["latency"].value * 2, 2 * ring["all-gather/latency"].value)
+    (crossing,) = solve(shot["bandwidth"].value - shot["latency"].value, V)
+    assert equal(crossing, h * HOP * w / (n - 1))
+
+
+def test_prefill_is_formula_7_3():
+    """2 P T / (X C MFU), and attention takes as long where 2 L N H T^2 = 2 P T."""
+    L, N, H, m = symbols("L N H MFU", positive=True)
+    assert equal(prefill_time(CHIP, X, P, T, m).value, 2 * P * T / (X * C * m))
+    attention = (
+        2 * N * H * limit(GQA(N, N, H).flops(T, 0) / (2 * N * H * T**2), T, oo) * T**2
+    )  # causal: half of 4 N H T^2
+    (parity,) = [found for found in solve(L * attention - 2 * P * T, T) if found != 0]
+    assert equal(attention_parity(P, L, N, H).value, parity)
+
+
+def phase(V, wrapped=True):
+    """All-gather of V bytes on a long ring or line: each phase of tensor parallelism."""
+    on = Slice(X, X / 2 if wrapped else X - 1, (2 if wrapped else 1) * LINK, LINK, HOP)
+    return all_gather(V, X, on)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_tensor_parallel_limit_is_where_sending_takes_as_long_as_reading(wrapped):
+    """b D F / (X W) = 2 B D / W_ici: formula 7.4, in which D drops out; (n - 1)/n is 1 for large n."""
+    sent = limit(phase(2 * B * D, wrapped)["bandwidth"].value, X, oo)
+    (crossing,) = solve(b * D * F / (X * W) - sent, X)
+    assert equal(tensor_parallel_limit(CHIP, F, B, 1, wrapped, STORED).value, crossing)
+    beta = W / (2 * LINK if wrapped else LINK)
+    assert equal(tensor_parallel_limit(CHIP, F, B, d, wrapped).value, d * F / (B * beta))
+
+
+def test_arithmetic_limit_is_where_sending_takes_as_long_as_multiplying():
+    """2 B D F / (X C) = 2 B D / W_ici at any batch."""
+    (crossing,) = solve(2 * B * D * F / (X * C) - limit(phase(2 * B * D)["bandwidth"].value, X, oo), X)
+    assert equal(arithmetic_limit(CHIP, F).value, crossing)
+
+
+def test_latency_limit_is_where_hops_take_as_long_as_reading():
+    """b D F / (X W) = alpha d X^(1/d) / 2, on a ring and on any number of axes."""
+    (ring,) = solve(b * D * F / (X * W) - phase(1)["latency"].value, X)
+    found = latency_limit(CHIP, D, F, d, weights=STORED).value
+    assert equal(found.subs(d, 1), ring)
+    assert equal(b * D * F / (found * W) / (HOP * d * found ** (1 / d) / 2), 1)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_latency_bound_bytes_meet_the_hops_of_a_long_ring_or_line(wrapped):
+    """V / W_ici = alpha X / 2 on a ring, V / W_1 = alpha (X - 1) on a line: X W_1 alpha both."""
+    V = Symbol("V", positive=True)
+    on = phase(V, wrapped)
+    (crossing,) = solve(on["bandwidth"].value - on["latency"].value, V)
+    assert limit(crossing / latency_bound_bytes(CHIP, X).value, X, oo) == 1
+
+
+def test_fsdp_penalty_is_gathering_over_reading():
+    """(V / W_ici) / (V / (X W)) for large X."""
+    V = Symbol("V", positive=True)
+    ratio = phase(V)["bandwidth"].value / (V / (X * W))
+    assert limit(ratio / fsdp_penalty(CHIP, X).value, X, oo) == 1
 
 
 def test_capacity_in_letters():

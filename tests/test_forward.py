@@ -380,9 +380,165 @@ def test_a_cache_cut_by_sequence_merges_partial_outputs():
 
 def test_parts_of_a_sequence_are_indexed_by_their_own_chip():
     """Cut by sequence, each of 8 chips scores its eighth of the tokens; cut by heads, each scores all of them."""
+
     def compute(kv):
         one = Server(model("deepseek-v3.2"), chip("h200"), Plan(8, kv=kv), Precision(math="fp8"))
         return decode_step(one, 1, 32_768)["moe/attention/compute"].value
 
     scores = 58 * 2 * 64 * 128 * 32_769 / chip("h200").peak("fp8")
     assert scores * 7 / 8 == pytest.approx(compute("heads") - compute("sequence"))
+
+
+# Plans with more axes: H200s in servers of 8, 450 GB/s and 0.6 us inside, 50 GB/s and 10 us between them
+
+
+def step(plan, batch, name="llama-3-70b", chip_name="h200", context=8192):
+    """A decode step by names, in bf16."""
+    return decode_step(Server(model(name), chip(chip_name), plan), batch, context)
+
+
+def test_a_pipeline_by_hand():
+    """1,024 sequences on 4 stages of one server each: 256 are under way in a stage, through all 80 layers, one table at either
+    end and 3 steps from server to server, of 256 x 8192 activations over the card of one chip."""
+    staged, part = step(Plan(8, pipeline=4), 1024), step(Plan(8), 256)
+    assert [one.name for one in staged.parts] == ["embed", "layers", "send between domains", "unembed"]
+    assert [part[one].value for one in ("embed", "layers", "unembed")] == [
+        staged[one].value for one in ("embed", "layers", "unembed")
+    ]
+    sent = staged["send between domains"]
+    assert [3 * 10e-6, 3 * 2 * 256 * D / 50e9] == pytest.approx([sent["latency"].value, sent["bandwidth"].value])
+    assert part.value + 3 * 2 * 256 * D / 50e9 == pytest.approx(staged.value)
+
+
+SENDS = [  # chip, plan; steps inside a domain and between domains, microseconds of each kind
+    ("h200", Plan(4, pipeline=2), {"send": 0.6}),
+    ("h200", Plan(2, pipeline=8), {"send": 6 * 0.6, "send between domains": 10}),
+    ("h200", Plan(2, expert=2, pipeline=4), {"send": 2 * 0.6, "send between domains": 10}),
+    ("h200", Plan(8, pipeline=3), {"send between domains": 2 * 10}),
+    ("h200", Plan(16, pipeline=2), {"send between domains": 10}),
+    ("h200", Plan(8, pipeline=2, data=5), {"send between domains": 10}),
+    ("gb200", Plan(32, pipeline=3), {"send": 0.6, "send between domains": 5}),
+    ("gb200", Plan(16, pipeline=9), {"send": 6 * 0.6, "send between domains": 2 * 5}),  # 4 stages of 16 in a rack of 72
+    ("ironwood", Plan(8, pipeline=8), {"send": 7}),
+    ("v5e", Plan(16, pipeline=32), {"send": 30, "send between domains": 10}),
+    ("l40s", Plan(pipeline=8), {"send": 7}),
+    ("h200", Plan(64), {}),
+]
+
+
+@pytest.mark.parametrize(("name", "plan", "expected"), SENDS, ids=str)
+def test_stages_fill_one_domain_after_the_other(name, plan, expected):
+    """A stage hands over to its neighbour; the last one in a domain to the first of the next."""
+    sent = [part for part in step(plan, 1, chip_name=name, context=1).parts if "send" in part.name]
+    assert expected == pytest.approx({part.name: 1e6 * part["latency"].value for part in sent})
+
+
+def test_a_prompt_is_handed_over_whole():
+    """4 prompts of 1,000 tokens on 4 stages: one is under way, 1,000 x 8192 activations a step."""
+    one = Server(model("llama-3-70b"), chip("h200"), Plan(8, pipeline=4))
+    assert 3 * 2 * 1000 * D / 50e9 == pytest.approx(prefill(one, 4, 1000)["send between domains/bandwidth"].value)
+
+
+@pytest.mark.parametrize(("batch", "share"), [(64, 22), (66, 22), (67, 23)])
+def test_replicas_share_the_batch(batch, share):
+    """Three replicas of 8 chips: the fullest has a third of the sequences, rounded up, and nothing to do with the others."""
+    assert step(Plan(8), share).value == step(Plan(8, data=3), batch).value
+
+
+def test_experts_in_groups_by_hand():
+    """DeepSeek-V3 on 4 groups of 2 chips, 64 sequences: each group attends to 16 and reads a quarter of the 222 experts that
+    all 64 touch (formulas.md T11), half of each on a chip."""
+    layers, C, W = 58, 989e12, 4800e9
+    touched, wide = 256 * (1 - (1 - 8 / 256) ** 64), 7168
+    expert, common = 3 * wide * 2048 / 2, 3 * wide * 2048 / 2 + wide * 256 + 256
+    moe = step(Plan(2, expert=4), 64, "deepseek-v3")["moe"]
+    moved = 2 * (touched * expert / 4 + common) + 2 * 16 * (2 * wide * 8 + 3 * (8 + 1) * 2048 / 2)
+    assert 222.4 == round(touched, 1)
+    assert [layers * 2 * 16 * (8 * expert + common) / C, layers * moved / W] == pytest.approx(
+        [moe["ffn/compute"].value, moe["ffn/memory"].value]
+    )
+    assert moe["attention"].value == step(Plan(2), 16, "deepseek-v3")["moe/attention"].value
+
+
+@pytest.mark.parametrize(("batch", "touched"), [(1, 8.0), (4, 30.5), (8, 57.4), (16, 102.0)])
+def test_few_sequences_touch_few_experts_in_any_number_of_groups(batch, touched):
+    """DeepSeek-V3 on 8 groups of one chip: what B sequences touch (formulas.md T11), an eighth of it in each group. That groups
+    come in whole sequences adds none."""
+    expert, common = 3 * 7168 * 2048, 3 * 7168 * 2048 + 7168 * 256 + 256
+    one = step(Plan(expert=8), batch, "deepseek-v3")["moe"]
+    assert 58 * 2 * (touched * expert / 8 + common) / 4800e9 == pytest.approx(one["ffn/memory"].value, rel=0.02)
+    sent = one["expert all-to-all/bandwidth"].value
+    assert 58 * 2 * 2 * batch * 8 * 7168 * (7 / 8) / 8 / 450e9 == pytest.approx(sent)
+
+
+def test_tokens_travel_to_their_experts_and_back():
+    """The same plan: 64 tokens with 8 experts each, 7,168 wide, twice a layer; each of 8 chips keeps an eighth of its eighth."""
+    one = step(Plan(2, expert=4), 64, "deepseek-v3")
+    sent = one["moe/expert all-to-all"]
+    routed = 2 * 64 * 8 * 7168
+    assert [58 * 2 * 0.6e-6, 58 * 2 * routed * (7 / 8) / 8 / 450e9] == pytest.approx(
+        [sent["latency"].value, sent["bandwidth"].value]
+    )
+    assert "expert all-to-all" not in [part.name for part in one["dense"].parts]
+
+
+def test_tokens_travel_between_servers():
+    """4 groups of 8 chips, a server each: three quarters of a server's tokens leave it through its 8 cards."""
+    sent = step(Plan(8, expert=4), 64, "deepseek-v3")["moe/expert all-to-all"]
+    routed = 2 * 64 * 8 * 7168
+    assert [58 * 2 * 10.6e-6, 58 * 2 * routed / 4 * (3 / 4) / 8 / 50e9] == pytest.approx(
+        [sent["latency"].value, sent["bandwidth"].value]
+    )
+
+
+def test_a_dense_model_has_no_experts_to_share():
+    """Its groups are replicas: no exchange, the same time."""
+    assert step(Plan(2, expert=4), 64).value == step(Plan(2, data=4), 64).value == step(Plan(2), 16).value
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "latency", "seconds"),
+    [("ironwood", 8, 3e-6, 7 / 300e9), ("v5e", 16, 6e-6, 15 / 100e9), ("h200", 8, 0.6e-6, 7 / 450e9)],
+)
+def test_one_shot_all_reduces_by_hand(name, chips, latency, seconds):
+    """160 of 64 x 8192 activations: hops once instead of twice, and the whole array to every other chip."""
+    waits = step(Plan(chips, all_reduce="one-shot"), 64, chip_name=name)["layers/all-reduce"]
+    assert [160 * latency, 160 * 2 * 64 * D * seconds] == pytest.approx(
+        [waits["latency"].value, waits["bandwidth"].value]
+    )
+
+
+def test_matrices_cut_over_two_servers():
+    """16 H200: each of 320 phases crosses both networks, 0.6 + 10 us; the slower one brings half of the array through 8 cards
+    while the faster one, which takes longer, still spreads 7/8 of it. The two copies of a KV head lie in one server."""
+    one = step(Plan(16, kv="batch"), 512)["layers"]
+    half = one["all-reduce/all-gather"]
+    assert [160 * 10.6e-6, 160 * 2 * 512 * D * max(1 / 2 / 8 / 50e9, 7 / 8 / 450e9)] == pytest.approx(
+        [half["latency"].value, half["bandwidth"].value]
+    )
+    assert 160 * 0.6e-6 == pytest.approx(one["all-to-all/latency"].value)
+
+
+@pytest.mark.parametrize("kv", ["heads", "batch", "sequence"])
+@pytest.mark.parametrize("plan", [Plan(), Plan(expert=2, pipeline=3, data=2, all_reduce="one-shot")], ids=str)
+def test_a_swept_plan_is_its_plans(plan, kv):
+    """tensor as an array beside a batch as an array: operations, exchanges, steps between stages and fits, entry by entry."""
+    ways, batch = np.array([[1], [4], [8], [16]]), np.array([[1, 100, 5000]])
+
+    def timed(tensor, batch):
+        one = Server(model("mixtral-8x22b"), chip("h100"), replace(plan, tensor=tensor, kv=kv))
+        return decode_step(one, batch, 8192)
+
+    swept = timed(ways, batch)
+    each = [[timed(x, b) for b in batch[0].tolist()] for x in ways[:, 0].tolist()]
+    np.testing.assert_allclose(swept.value, [[one.value for one in row] for row in each], rtol=1e-12)
+    np.testing.assert_array_equal(swept.fits, [[one.fits for one in row] for row in each])
+    np.testing.assert_array_equal(swept.bound, [[one.bound for one in row] for row in each])
+
+
+def test_parts_of_a_sequence_are_weighed():
+    """16 v5e, 8 KV heads: a pair exchanges a number for each of its 8 query heads, 64 sequences and both parts, one hop apart."""
+    sums = step(Plan(16, kv="sequence"), 64, chip_name="v5e")["layers/log-sum all-gather"]
+    assert [80 * 1e-6, 80 * 2 * 64 * 8 * 2 / 2 / 50e9] == pytest.approx(
+        [sums["latency"].value, sums["bandwidth"].value]
+    )

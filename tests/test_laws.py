@@ -25,14 +25,14 @@ from strategies import (
     ways,
 )
 
-from lib.bounds import half_throughput_batch, saturation_throughput, step_floor, step_time
+from lib.bounds import half_throughput_batch, prefill_time, saturation_throughput, step_floor, step_time
 from lib.breakdown import symbolic
 from lib.formats import Format, Precision
 from lib.forward import decode_step, forward, prefill
 from lib.mixers import GQA, Recurrent, pairs
 from lib.models import FFN, kv_bytes
 from lib.network import Slice
-from lib.server import Plan, Server, footprint
+from lib.server import Plan, Server, footprint, max_batch, weights
 from lib.variants import Shared, Windowed
 
 NOTHING = Format("nothing", 0, "bf16")
@@ -110,6 +110,46 @@ def test_a_faster_chip_is_never_slower(one, batch, context, new, factor, what):
     """More peak, more memory bandwidth, more link bandwidth: each helps or does nothing."""
     faster = replace(one, chip=one.chip.derate(**{what: factor}))
     assert forward(faster, batch, new, context).value <= forward(one, batch, new, context).value * CLOSE
+
+
+NETWORK = {  # part of the network: which of its numbers may get better, and how
+    "bandwidth": ("network", ("link_bandwidth", "egress"), lambda x, factor: x * factor),
+    "hop latency": ("network", ("hop_latency",), lambda x, factor: x / factor),
+    "overhead": ("network", ("overhead",), lambda x, factor: x / factor),
+    "bandwidth between domains": ("dcn", ("egress",), lambda x, factor: x * factor),
+    "latency between domains": ("dcn", ("hop_latency",), lambda x, factor: x / factor),
+}
+
+
+@given(servers(), batches, contexts, news, st.floats(1, 10), st.sampled_from(sorted(NETWORK)), st.floats(0, 1e-4))
+def test_a_better_network_is_never_slower(one, batch, context, new, factor, what, overhead):
+    """Its own or the one between domains: more bandwidth, shorter hops, less overhead. Only its own terms move."""
+    which, names, better = NETWORK[what]
+    old = replace(one, chip=replace(one.chip, network=replace(one.chip.network, overhead=overhead)))
+    part = getattr(old.chip, which)
+    assume(part is not None)
+    changes = {name: better(getattr(part, name), factor) for name in names if hasattr(part, name)}
+    improved = replace(old, chip=replace(old.chip, **{which: replace(part, **changes)}))
+    before, after = (leaves(forward(s, batch, new, context)) for s in (old, improved))
+    assert all(after[path] <= before[path] * CLOSE for path in before)
+    moved = {path for path in before if before[path] != after[path]}
+    assert all(path.endswith(("latency", "bandwidth")) for path in moved)
+
+
+@given(servers(), batches, contexts, news, st.floats(0, 1e-3))
+def test_an_overhead_is_paid_by_every_phase(one, batch, context, new, overhead):
+    """Latency and bandwidth of a collective grow by the same, once for each of its phases, so that their order stays."""
+    slow = replace(one, chip=replace(one.chip, network=replace(one.chip.network, overhead=overhead)))
+    before, after = (leaves(forward(s, batch, new, context)) for s in (one, slow))
+    phases = {}
+    for path in before:
+        collective, _, resource = path.rpartition("/")
+        if resource in ("latency", "bandwidth"):
+            phases.setdefault(collective, []).append(after[path] - before[path])
+        else:
+            assert before[path] == after[path]
+    for latency, bandwidth in phases.values():
+        assert 0 <= latency == pytest.approx(bandwidth, rel=1e-6, abs=1e-9)
 
 
 @given(servers(), batches, contexts, news, st.sampled_from(["batch", "new", "context"]), st.integers(1, 1000))
@@ -210,6 +250,70 @@ def test_chips_beyond_the_kv_heads_hold_no_more_cache(model_name, chip_name, bat
         assert cache(tensor, "batch") < cache(heads, "heads")
 
 
+@given(st.sampled_from(GROUPED), st.sampled_from(list(CHIPS)), contexts, st.integers(1, 2000), st.data())
+def test_chips_beyond_the_kv_heads_add_no_capacity(model_name, chip_name, context, room, data):
+    """On chips that have the same room beside their weights, whatever the other axes of the plan: as many sequences fit on
+    K tensor ways as on more of them, and a group of them fits more only where the cache is cut by batch or sequence."""
+    heads = max(getattr(b.mixer, "inner", b.mixer).n_kv_heads for b in MODELS[model_name].blocks)
+    beyond = [x for x in ways(model_name, chip_name) if x > heads]
+    assume(beyond and heads in ways(model_name, chip_name))
+    tensor, expert, pipeline = (
+        data.draw(st.sampled_from(beyond)),
+        data.draw(st.sampled_from((1, 2))),
+        data.draw(st.sampled_from((1, 2, 3))),
+    )
+    assume(tensor * expert * pipeline <= CHIPS[chip_name].interconnect.domain)
+    rest = Plan(1, expert, pipeline, data.draw(st.sampled_from((1, 3))), page=data.draw(st.sampled_from((1, 16))))
+    cache = kv_bytes(MODELS[model_name], context) / heads / pipeline
+
+    def most(x, kv):
+        one = Server(MODELS[model_name], CHIPS[chip_name], replace(rest, tensor=x, kv=kv))
+        free = weights(one).value + room * cache / 7
+        return max_batch(replace(one, chip=replace(one.chip, hbm_bytes=free)), context)
+
+    at_heads, copies = most(heads, "heads"), tensor // heads
+    assert at_heads == most(tensor, "heads")
+    assert copies * at_heads <= most(tensor, "batch")
+    assert copies * at_heads <= most(tensor, "sequence")
+
+
+# Plans of several axes
+
+
+@given(servers(), st.integers(1, 500), contexts, news, st.integers(2, 9))
+def test_replicas_take_their_share_in_the_same_time(one, batch, context, new, copies):
+    """d replicas do d times the batch in the same time, to the last bit, and hold on a chip what one holds."""
+    more = replace(one, plan=replace(one.plan, data=copies * one.plan.data))
+    assert leaves(forward(one, batch * one.plan.data, new, context)) == leaves(
+        forward(more, batch * more.plan.data, new, context)
+    )
+    assert leaves(footprint(one, batch * one.plan.data, context)) == leaves(
+        footprint(more, batch * more.plan.data, context)
+    )
+    assert copies * max_batch(one, context) == max_batch(more, context)
+
+
+@given(servers(), st.integers(1, 500), contexts, news)
+def test_a_pipeline_does_its_parts_one_after_the_other(one, batch, context, new):
+    """As many parts of the batch as stages in the time of one part on one stage, and the steps from stage to stage."""
+    plan, whole = one.plan, batch * one.plan.groups
+    staged = forward(one, whole * plan.pipeline, new, context)
+    sent = sum(part.value for part in staged.parts if part.name.startswith("send"))
+    assert (plan.pipeline == 1) == (sent == 0)
+    alone = forward(replace(one, plan=replace(plan, pipeline=1)), whole, new, context)
+    assert staged.value == pytest.approx(alone.value + sent, rel=1e-12)
+
+
+@given(servers(models=DENSE), batches, contexts, news)
+def test_groups_without_experts_are_replicas(one, batch, context, new):
+    """A dense model has nothing to share: the same time and footprint."""
+    plan = one.plan
+    same = replace(one, plan=replace(plan, expert=1, data=plan.groups))
+    assert leaves(footprint(one, batch, context)) == leaves(footprint(same, batch, context))
+    assume(plan.pipeline == 1)  # more groups in a domain than replicas, so that its stages lie elsewhere
+    assert leaves(forward(one, batch, new, context)) == leaves(forward(same, batch, new, context))
+
+
 # Attention in chunks
 
 
@@ -300,6 +404,14 @@ def test_a_pass_is_never_faster_than_the_closed_form(one, batch, context):
     assert decode_step(one, batch, context).value * CLOSE >= bound.value
 
 
+@given(servers(), batches, st.integers(1, 100_000))
+def test_a_prefill_is_never_faster_than_the_closed_form(one, batch, prompt):
+    """At the full peak of all chips, for every matrix that a prompt token is multiplied with: all but the unembedding."""
+    params = matmul_params(one.model) - one.model.vocab * one.model.d_model
+    bound = prefill_time(one.chip, one.plan.chips, params, batch * prompt, math=one.precision.math)
+    assert prefill(one, batch, prompt).value * CLOSE >= bound.value
+
+
 @given(servers(models=DENSE, kv=("heads",)), contexts)
 def test_throughput_never_exceeds_saturation(one, context):
     """And at the half-throughput batch of the floor it is half of it."""
@@ -326,6 +438,25 @@ def test_an_array_is_its_numbers(one, many, long, new):
     np.testing.assert_allclose(
         sum(np.broadcast_to(w, swept.value.shape) for w in swept.waits.values()), swept.value, rtol=1e-9
     )
+
+
+@given(servers(), batches, contexts, news)
+@settings(max_examples=60)
+def test_an_array_of_plans_is_its_plans(one, batch, context, new):
+    """Time, waits and fits of a sweep over tensor ways, beside the other axes of the plan, entry by entry."""
+    joined, domain = one.plan.expert * one.plan.pipeline, one.chip.interconnect.domain
+    many = [x for x in ways(one.model.name, one.chip.name) if x * joined <= domain]
+
+    def timed(tensor):
+        return forward(replace(one, plan=replace(one.plan, tensor=tensor)), batch, new, context)
+
+    swept, single = timed(np.array(many)), [timed(x) for x in many]
+    np.testing.assert_allclose(swept.value, [x.value for x in single], rtol=1e-12)
+    np.testing.assert_array_equal(np.broadcast_to(swept.fits, len(many)), [x.fits for x in single])
+    for name, seconds in swept.waits.items():
+        np.testing.assert_allclose(
+            np.broadcast_to(seconds, len(many)), [x.waits.get(name, 0) for x in single], rtol=1e-9, atol=1e-18
+        )
 
 
 @each

@@ -1,7 +1,8 @@
-"""What this machine does: its own read and matmul rates, the decode steps it runs, and what XLA counts in them.
+"""What this machine does: its own read and matmul rates, the passes it runs, and what XLA counts in them.
 
-Calibration runs programs of its own (a reduction, one matmul, one attention), never the decode step, so a prediction
-made from its rates has no number fitted to the step. Times depend on the machine and its load; counts do not.
+A pass is a decode step, or a prompt: any number of new tokens a sequence. Calibration runs programs of its own (a
+reduction, one matmul, one attention), never a pass, so a prediction made from its rates has no number fitted to the
+pass. Times depend on the machine and its load; counts do not.
 """
 
 import os
@@ -46,16 +47,17 @@ class Machine:
 
 @dataclass(frozen=True)
 class Step:
-    """The median time of one measured decode step: batch sequences, context cached tokens each, seconds."""
+    """The median time of one measured pass: batch sequences, caches of context tokens, the last `new` of them new, seconds."""
 
     batch: int
     context: int
     seconds: float
+    new: int = 1
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What XLA counts in one compiled decode step: FLOPs, and bytes accessed, aliased (donated) and temporary."""
+    """What XLA counts in one compiled pass: FLOPs, and bytes accessed, aliased (donated) and temporary."""
 
     flops: float
     accessed: float
@@ -79,7 +81,7 @@ class Case:
 
 
 def calibrate(shape, rounds=9):
-    """Measure this machine's three rates without running any decode step.
+    """Measure this machine's three rates without running any pass.
 
     shape: a `Shape`, which sets the sizes read and multiplied and the query heads per KV head. Returns a `Machine`.
     """
@@ -88,28 +90,31 @@ def calibrate(shape, rounds=9):
 
 
 def sweep(shape, points=POINTS, rounds=4, seed=0):
-    """Measure decode steps, with the calibration programs run between them so that both see the same machine.
+    """Measure passes, with the calibration programs run between them so that both see the same machine.
 
-    points: (batch, context) pairs. Each round times every point twice and calibrates after each point. Returns
-    (Machine, [Step, ...] in the order of points), medians all. Raises ValueError when a point is not positive.
+    points: (batch, context) for a decode step, (batch, context, new) for the last `new` tokens of the context at once.
+    Each round times every point twice and calibrates after each point. Returns (Machine, [Step, ...] in the order of
+    points), medians all. Raises ValueError when a point is not positive or new exceeds its context.
     """
     params = transformer.init(shape, seed)
     programs = _programs(shape, params)
-    state = {point: (jnp.zeros(point[0], jnp.int32), transformer.empty_cache(shape, *point)) for point in points}
+    points = [(*point, 1)[:3] for point in points]
+    caches = {point: transformer.empty_cache(shape, *point[:2]) for point in points}
 
-    def step(point):
-        token, cache = state[point]
-        elapsed, state[point] = _timed(transformer.decode_step, params, shape, cache, token, point[1] - 1)
+    def once(point):
+        batch, context, new = _checked(*point)
+        tokens, position = jnp.zeros((batch, new), jnp.int32), jnp.int32(context - new)
+        elapsed, (_, caches[point]) = _timed(transformer.next_token, params, shape, caches[point], tokens, position)
         return elapsed
 
     for point in points:
-        step(point)
+        once(point)
     calibrations, measured = [], {point: [] for point in points}
     for _ in range(rounds):
         for point in points:
-            measured[point] += [step(point), step(point)]
+            measured[point] += [once(point), once(point)]
             calibrations.append(_once(programs))
-    steps = [Step(batch, context, float(np.median(measured[batch, context]))) for batch, context in points]
+    steps = [Step(batch, context, float(np.median(measured[batch, context, new])), new) for batch, context, new in points]
     return _machine(calibrations, programs), steps
 
 
@@ -128,13 +133,15 @@ def knee(batches, seconds):
     return flat * largest / slowest
 
 
-def xla_counts(shape, batch, context):
-    """Compile one decode step without running it and return XLA's `Counts`.
+def xla_counts(shape, batch, context, new=1):
+    """Compile one pass without running it and return XLA's `Counts`.
 
-    batch: sequences, context: cached tokens each. Raises ValueError unless both are positive.
+    batch: sequences, context: length of the cache, which holds the `new` tokens of each too: 1 is a decode step. Raises
+    ValueError unless all are positive and new is at most context.
     """
+    _checked(batch, context, new)
     params, cache = jax.eval_shape(lambda: (transformer.init(shape), transformer.empty_cache(shape, batch, context)))
-    tokens, position = jax.ShapeDtypeStruct((batch, 1), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+    tokens, position = jax.ShapeDtypeStruct((batch, new), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
     compiled = transformer.next_token.lower(params, shape, cache, tokens, position).compile()
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     return Counts(cost["flops"], cost["bytes accessed"], memory.alias_size_in_bytes, memory.temp_size_in_bytes)
@@ -183,6 +190,12 @@ def referee():
         Case("embedding gather, bytes", gathered["bytes accessed"], rows,
              "the whole table is charged, though only the rows asked for are read"),
     ]
+
+
+def _checked(batch, context, new):
+    if not 1 <= new <= context:
+        raise ValueError(f"a cache of {context} tokens has room for 1 to {context} new ones, not {new}")
+    return batch, context, new
 
 
 def _cost(function, *operands, donate=()):
