@@ -7,7 +7,10 @@ import pytest
 from strategies import server
 
 from lib.breakdown import explain
+from lib.chips import chip
 from lib.forward import decode_step
+from lib.models import model
+from lib.server import Plan, Server
 
 CASES = {
     "llama-3-70b_on_8_ironwood": dict(server=server("llama-3-70b", "ironwood", 8), batch=64, context=32768),
@@ -17,6 +20,11 @@ CASES = {
             "deepseek-v3", "ironwood", 8, "batch", weights="fp8b128", kv="fp8", embedding="bf16", head="bf16"
         ),
         batch=256,
+        context=8192,
+    ),
+    "deepseek-v3_on_64_h200_in_every_axis": dict(
+        server=Server(model("deepseek-v3"), chip("h200"), Plan(4, 4, 2, 2, "sequence"), model("deepseek-v3").native),
+        batch=512,
         context=8192,
     ),
     "gpt-oss-120b_on_4_h100": dict(server=server("gpt-oss-120b", "h100", 4, ffn="mxfp4"), batch=32, context=8192),
