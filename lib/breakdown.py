@@ -165,6 +165,8 @@ def symbolic(x, path, seen):
         return letters
     if isinstance(x, tuple):
         return tuple(symbolic(y, path, seen) for y in x)
+    if getattr(x, "shape", ()):
+        raise ValueError(f"explain takes one configuration, got an array of {path[-1]}")
     if not isinstance(x, NUMBERS) or isinstance(x, bool) or x == 0 or x == 1 and path[-1] != "bytes":
         return x
     import sympy

@@ -54,6 +54,11 @@ class Chip:
         for name in ("hbm_bytes", "hbm_bandwidth", "kv_bandwidth", "price", *HARDWARE):
             if getattr(self, name) is not None:
                 positive(f"{name} of {self.name}", getattr(self, name))
+        for name in ("devices", "tile"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} of {self.name} must be a whole number and positive, got {getattr(self, name)!r}")
+        if not isinstance(self.dcn, Switch | None):
+            raise ValueError(f"dcn of {self.name} must be a Switch between domains, or None, got {self.dcn!r}")
 
     def peak(self, format="bf16"):
         """FLOP/s with both operands in that format. ValueError if the chip does not multiply it natively."""
@@ -79,6 +84,8 @@ class Chip:
         if its network has no axes."""
         if not isinstance(self.network, Torus):
             raise ValueError(f"{self.name} has no links along axes: this is about a torus")
+        if not isinstance(wrapped, bool):
+            raise ValueError(f"wrapped must be True or False, got {wrapped!r}")
         return (2 if wrapped else 1) * self.network.link_bandwidth
 
     def derate(self, compute=1.0, memory=1.0, network=1.0):
@@ -136,6 +143,11 @@ def from_toml(path):
         if known("field of a chip", key, UNITS) in COUNTED and not (type(value) is int and value > 0):
             raise ValueError(f"{key} must be a whole number and positive, got {value!r}")
         numbers[key] = value if key in COUNTED else quantity(value, UNITS[key])
+    foreign = {key for _, wants in NETWORKS.values() for key in wants} & set(numbers) - set(NETWORKS[kind][1])
+    alone = [key for key in DCN if key in numbers] if sum(key in numbers for key in DCN) == 1 else []
+    if foreign or alone:
+        raise ValueError(f"{path}: a {kind} has no {', '.join(sorted(foreign))}" if foreign else
+                         f"{path}: {alone[0]} comes with the other of {' and '.join(DCN)}")
     return _assembled(name, kind, numbers, ())
 
 

@@ -10,7 +10,7 @@ from .breakdown import slowest, term, total
 from .chips import roofline
 from .elementwise import NUMBERS, positive
 from .network import all_gather, all_reduce, all_to_all, reduce_scatter, send
-from .server import footprint, kv_share, split
+from .server import Server, footprint, kv_share, split
 from .units import show
 
 
@@ -23,10 +23,13 @@ def forward(server, batch, new, context, logits=1):
     A Breakdown; its `fits` is False, or a mask, where caches of context + new tokens do not fit the HBM, and its text says so.
     ValueError if batch or new are not positive, context is negative, or logits exceed new. Source: formulas 7.2 and 7.3."""
     new, context = positive("new", new), positive("context", context, zero=True)
-    return _said(server, _pass(server, batch, new, context, positive("logits", logits, most=new)), batch, context + new)
+    most = new.min() if type(new).__module__ == "numpy" else new
+    return _said(server, _pass(server, batch, new, context, positive("logits", logits, most=most)), batch, context + new)
 
 
 def _pass(server, batch, new, context, logits):
+    if not isinstance(server, Server):
+        raise ValueError(f"a pass takes a Server, got {server!r}")
     batch, plan = positive("batch", batch), server.plan
     among = split(batch, plan.data * plan.pipeline) * new   # tokens of all groups that share experts
     batch = split(batch, plan.groups * plan.pipeline)
@@ -36,7 +39,7 @@ def _pass(server, batch, new, context, logits):
     blocks = [_layer(server, block, copies, batch, among, new, context) * block.layers
               for block, copies in zip(model.blocks, server.kv_slices, strict=True)]
     embed = slowest("embed", term("memory", tokens * D * (b_E + a) / X / chip.hbm_bandwidth))   # rows looked up, not multiplied
-    hand_over = [replace(send(a * tokens * D, link) * times, name=name) for name, times, link in server.sends]
+    hand_over = [replace(send(a * tokens * D / X, link) * times, name=name) for name, times, link in server.sends]
     rows = batch * logits
     unembed = roofline("unembed", 2 * rows * table, b_V * table + a * rows * (D + model.vocab / X), chip, precision.math)
     return total("forward", embed, *blocks, *hand_over, unembed)
@@ -62,14 +65,17 @@ def _layer(server, block, copies, batch, among, new, context):
         roofline("attention", sequences * scores, cache + a * tokens * values, chip, math, chip.cache_bandwidth),
         roofline("ffn", 2 * tokens * (k * expert + common),
                  b_F * (ffn.touched(among) * expert / groups + common) + a * tokens * (2 * D * k + hidden), chip, math),
-        *_collectives(server, mixer, copies, a, tokens, None if groups == 1 else among * ffn.top_k))
+        *_collectives(server, block, copies, a, tokens, None if groups == 1 else among))
 
 
-def _collectives(server, mixer, copies, a, tokens, routed):
+def _collectives(server, block, copies, a, tokens, among):
     """What the chips exchange in a layer: Megatron's two all-reduces, what a cache cut beyond the KV heads costs, and the way
-    of tokens to their experts."""
-    X, D = server.plan.tensor, server.model.d_model
-    yield all_reduce(a * tokens * D, X, server.slice, server.plan.all_reduce) * 2
+    of tokens to their experts, once to each chip that holds some of them.
+
+    Where nothing but experts spread over groups follows attention, tokens leave between the halves of a single all-reduce."""
+    X, D, mixer, ffn = server.plan.tensor, server.model.d_model, block.mixer, block.ffn
+    halves = 1 if among is not None and ffn.d_shared == 0 else 2
+    yield all_reduce(a * tokens * D, X, server.slice, server.plan.all_reduce) * halves
     wide = a * tokens * mixer.core.sent() / mixer.core.ways(X)      # queries and outputs of the heads that `copies` share
     if server.plan.kv == "batch":                           # queries to the chip that holds their sequence, outputs back
         yield all_to_all(wide / 2, copies.chips, copies) * 2
@@ -78,8 +84,10 @@ def _collectives(server, mixer, copies, a, tokens, routed):
         yield all_gather(wide / 2, copies.chips, copies)
         yield replace(all_gather(sums, copies.chips, copies), name="log-sum all-gather")    # how to weigh the parts
         yield reduce_scatter(wide / 2, copies.chips, copies)
-    if routed is not None:
-        yield replace(all_to_all(a * routed * D, X * server.plan.expert, server.expert_slice) * 2, name="expert all-to-all")
+    if among is not None:
+        n = X * server.plan.expert
+        places = n * (1 - (1 - 1 / n) ** ffn.top_k)         # chips that hold some of a token's experts
+        yield replace(all_to_all(a * among * places * D, n, server.expert_slice) * 2, name="expert all-to-all")
 
 
 def _said(server, result, batch, context):

@@ -8,9 +8,10 @@ overlap: a collective takes the longer of the two (Scaling Book, chapter 3). Eve
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import prod
+from operator import index
 
 from .breakdown import slowest, term, total
-from .elementwise import positive
+from .elementwise import NUMBERS, maximum, positive
 
 ALGORITHMS = ("ring", "one-shot")
 MOST = 10**6            # chips that any network joins
@@ -32,13 +33,16 @@ class Slice:
     far_latency: float = 0.0            # s
 
     def slice(self, n):
+        if isinstance(n, NUMBERS) and isinstance(self.chips, NUMBERS) and n != self.chips:
+            raise ValueError(f"this slice has {self.chips} chips: a collective on it is among {self.chips}, not {n}")
         return self
 
 
 @dataclass(frozen=True)
 class Torus:
-    """Chips on a grid with a link to each neighbour. `link_bandwidth` is one-way, B/s. An axis wraps around from length
-    `wrap`; in three dimensions only where every axis is that long (the slice is made of whole cubes)."""
+    """Chips on a grid with a link to each neighbour. `link_bandwidth` is one-way, B/s. An axis wraps around where its length is
+    a multiple of `wrap`; in three dimensions only where all are (the slice is made of whole cubes). A pod of wrap x wrap chips
+    has no longer axis."""
 
     link_bandwidth: float
     hop_latency: float
@@ -53,11 +57,16 @@ class Torus:
 
     def slice(self, n, shape=None):
         """The most compact grid of n chips, or the given `shape`. ValueError if the torus has no such slice."""
-        shape = shape or self.grid(n)
-        if prod(shape) != n or len(shape) > self.axes or not all(isinstance(x, int) and x > 0 for x in shape):
+        n = _within(self, n)
+        shape = self.grid(n) if shape is None else tuple(shape)
+        if len(shape) > self.axes or not all(hasattr(x, "__index__") and x > 0 for x in shape) or prod(shape) != n:
             raise ValueError(f"{shape} is no grid of {n} chips in {self.axes} dimensions")
-        long = [length >= self.wrap for length in shape]
-        wrapped = [all(long) if self.axes == 3 else one for one in long]
+        if self.wrap**self.axes == self.domain and max(shape) > self.wrap:
+            raise ValueError(f"no slice of {n} chips: its most compact grid, {'x'.join(map(str, shape))}, is longer than the "
+                             f"pod, which has {self.wrap} chips a side")
+        shape = (*[1] * (self.axes - len(shape)), *map(index, shape))
+        whole = [length % self.wrap == 0 for length in shape]
+        wrapped = [all(whole) if self.axes == 3 else one for one in whole]
         axes = [(length, 2 if ring else 1) for length, ring in zip(shape, wrapped, strict=True) if length > 1]
         hops = sum(length // 2 if ways == 2 else length - 1 for length, ways in axes)
         # Of an array exchanged all-to-all, the busiest link along an axis passes this part (brute force in test_network).
@@ -76,7 +85,8 @@ class Switch:
     overhead: float = 0.0
 
     def slice(self, n):
-        return _sliced(self, _within(self, n), min(n - 1, 1), self.egress, n * self.egress)
+        n = _within(self, n)
+        return _sliced(self, n, min(n - 1, 1), self.egress, n * self.egress)
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,8 @@ class Mesh:
     overhead: float = 0.0
 
     def slice(self, n):
-        links = max(_within(self, n) - 1, 1)
+        n = _within(self, n)
+        links = max(n - 1, 1)
         return _sliced(self, n, min(n - 1, 1), links * self.link_bandwidth, n * links * self.link_bandwidth)
 
 
@@ -104,35 +115,37 @@ class Boardfly:
     overhead: float = 0.0
 
     def slice(self, n):
-        hops = 0 if _within(self, n) == 1 else 1 if n <= 4 else 3 if n <= 32 else 7
+        n = _within(self, n)
+        hops = 0 if n == 1 else 1 if n <= 4 else 3 if n <= 32 else 7
         return _sliced(self, n, hops, self.egress, n * self.egress)
 
 
 @dataclass(frozen=True)
 class Tiered:
     """Domains of a `near` network that a slower `far` one joins, chip by chip. Both work at the same time, so the slower sets
-    the rate; their latencies add. A slice beyond one domain takes the fewest equal parts of domains."""
+    the rate; their latencies and overheads add. A slice beyond one domain takes the fewest equal parts of domains."""
 
     near: Torus | Switch | Mesh | Boardfly
     far: Switch
 
     @property
     def domain(self):
-        """Chips that the far network joins."""
-        return self.far.domain
+        """Chips that both networks together join."""
+        return max(self.near.domain, self.far.domain)
 
     def slice(self, n):
         n = _within(self, n)
         domains = next(m for m in range(-(-n // self.near.domain), n + 1) if n % m == 0)
-        inside, across = self.near.slice(n // domains), self.far.slice(domains)
+        inside = self.near.slice(n // domains)
         if domains == 1:
             return inside
+        across = self.far.slice(domains)
         crossing, moved = 1 - 1 / domains, 1 - 1 / n        # parts of an array that leave their domain, their chip
         stays = 1 - domains / n
-        gather = max(stays / inside.bandwidth, crossing * domains / (n * self.far.egress))
-        exchange = max(stays / (domains * inside.exchange), crossing / (n * self.far.egress))
-        return replace(inside, chips=n, bandwidth=moved / gather, exchange=moved / exchange, overhead=self.near.overhead,
-                       far_hops=across.hops, far_latency=self.far.hop_latency)
+        gather = maximum(stays / inside.bandwidth, crossing * domains / (n * self.far.egress))
+        exchange = maximum(stays / (domains * inside.exchange), crossing / (n * self.far.egress))
+        return replace(inside, chips=n, bandwidth=moved / gather, exchange=moved / exchange,
+                       overhead=self.near.overhead + self.far.overhead, far_hops=across.hops, far_latency=self.far.hop_latency)
 
 
 def _sliced(network, n, hops, bandwidth, exchange):
@@ -141,6 +154,8 @@ def _sliced(network, n, hops, bandwidth, exchange):
 
 def cut(network, n):
     """The slice of n chips. For an array of counts a Slice of arrays, entry by entry."""
+    if not isinstance(network, Torus | Switch | Mesh | Boardfly | Tiered | Slice):
+        raise ValueError(f"a collective takes a network or a slice of one, got {network!r}")
     if not getattr(n, "shape", ()) or isinstance(network, Slice):
         return network.slice(n)
     import numpy
@@ -150,7 +165,10 @@ def cut(network, n):
     slices, found, columns = [network.slice(size) for size in many], numpy.zeros(max(many) + 1), []
     place = numpy.asarray(n).astype(int)
     for f in fields(Slice):
-        found[list(many)] = [getattr(one, f.name) for one in slices]
+        values = [getattr(one, f.name) for one in slices]
+        if not all(isinstance(x, NUMBERS) for x in values):
+            raise ValueError("an array of chips takes a network of plain numbers, so that one axis is swept at a time")
+        found[list(many)] = values
         columns.append(found[place] if found.any() else 0)
     return Slice(*columns)
 
@@ -161,15 +179,22 @@ def sizes(n):
         return (n,)
     import numpy
     counts = numpy.asarray(n)
-    if not counts.size or not ((counts % 1 == 0) & (counts >= 0) & (counts <= MOST)).all():
+    if counts.dtype.kind not in "iuf" or not counts.size or not ((counts % 1 == 0) & (counts >= 0) & (counts <= MOST)).all():
         raise ValueError(f"chips must be whole numbers up to {MOST}, everywhere")
     return tuple(numpy.flatnonzero(numpy.bincount(counts.astype(int).ravel())).tolist())
 
 
 def _within(network, n):
-    if not hasattr(n, "__index__") or isinstance(n, bool) or not 1 <= n <= network.domain:
-        raise ValueError(f"chips must be a whole number from 1 to {network.domain} on this network, got {n!r}")
-    return int(n)
+    """n, if the network has so many chips, after a look at the network's own numbers."""
+    for name in ("link_bandwidth", "egress", "hop_latency", "overhead"):
+        if hasattr(network, name):
+            positive(name, getattr(network, name), zero=name in ("hop_latency", "overhead"))
+    try:
+        if not isinstance(n, bool) and 1 <= index(n) <= network.domain:
+            return index(n)
+    except TypeError:
+        pass
+    raise ValueError(f"chips must be a whole number from 1 to {network.domain} on this network, got {n!r}")
 
 
 @cache

@@ -6,7 +6,7 @@ from operator import index
 
 from .breakdown import term, total
 from .chips import Chip
-from .elementwise import NUMBERS, ceil, maximum, positive
+from .elementwise import LARGEST, NUMBERS, ceil, maximum, minimum, positive
 from .formats import Precision
 from .models import Model
 from .network import ALGORITHMS, Slice, cut, sizes
@@ -36,18 +36,9 @@ class Plan:
 
     def __post_init__(self):
         for name in ("tensor", "expert", "pipeline", "data", "page"):
-            value = getattr(self, name)
-            if name == "tensor" and getattr(value, "shape", ()):
-                value = positive(name, value)
-                if (value % 1 != 0).any():
-                    raise ValueError(f"{name} must be whole numbers and positive, everywhere")
-                object.__setattr__(self, name, value)
-                continue
-            if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()):
-                raise ValueError(f"{name} must be a whole number and positive, got {value!r}")
-            object.__setattr__(self, name, positive(name, index(value)))
+            object.__setattr__(self, name, _ways(name, getattr(self, name), swept=name == "tensor"))
         for name, allowed in (("kv", ("heads", "batch", "sequence")), ("all_reduce", ALGORITHMS)):
-            if getattr(self, name) not in allowed:
+            if not isinstance(getattr(self, name), str) or getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
 
     @property
@@ -61,15 +52,28 @@ class Plan:
         return self.expert * self.data
 
 
+def _ways(name, x, swept):
+    if swept and (getattr(x, "shape", ()) or isinstance(x, list | tuple)):
+        x = positive(name, x)
+        if (x % 1 != 0).any():
+            raise ValueError(f"{name} must be whole numbers and positive, everywhere")
+        return x
+    try:
+        if not isinstance(x, bool):
+            return positive(name, index(x))
+    except TypeError:
+        pass
+    raise ValueError(f"{name} must be a whole number and positive{', or an array of them' * swept}, got {x!r}")
+
+
 @dataclass(frozen=True)
 class Server:
     """A model, a chip, the plan that cuts one over several of the other, and the formats of its values.
 
     The parts of the network that the plan uses follow, each as compact as it can be: `slice` joins the chips of a tensor group,
     `kv_slices`, one for each block, those that hold the same KV heads, `expert_slice` the groups that hold different experts;
-    `sends` are the (name, number, network) of the steps from one pipeline stage to the next. `stage` is the share of the
-    layers that the fullest stage holds, `shared` whether the devices of one chip hold the same KV head. ValueError if model,
-    network or chip cannot take the plan."""
+    `sends` are the (name, number, network) of the steps from one pipeline stage to the next. `shared` says whether the devices
+    of one chip hold the same KV head. ValueError if model, network or chip cannot take the plan."""
 
     model: Model
     chip: Chip
@@ -79,7 +83,6 @@ class Server:
     kv_slices: tuple[Slice, ...] = field(init=False, repr=False)
     expert_slice: Slice = field(init=False, repr=False)
     sends: tuple = field(init=False, repr=False)
-    stage: float = field(init=False, repr=False)
     shared: bool = field(init=False, repr=False)
 
     def __post_init__(self):
@@ -96,16 +99,16 @@ class Server:
         if plan.pipeline > model.layers:
             raise ValueError(f"{model.name} has {model.layers} layers, too few for pipeline={plan.pipeline}")
         if max(sizes(joined)) > network.domain:
+            beyond = "" if self.chip.dcn else " (no slower network between its domains is known)"
             raise ValueError(f"tensor x expert x pipeline are {max(sizes(joined))} chips, and {self.chip.name}'s network joins "
-                             f"{network.domain} (no slower network between its domains is known)")
+                             f"{network.domain}{beyond}")
         derived = dict(
             slice=cut(network, X),
             kv_slices=tuple(cut(network, X // b.mixer.core.ways(X)) for b in model.blocks),
             expert_slice=cut(network, X * plan.expert),
             sends=_sends(self.chip, X * plan.expert, plan.pipeline),
             shared=any((b.mixer.core.ways(max(sizes(X)) * self.chip.devices) <= max(sizes(X))) for b in model.blocks)
-                   and self.chip.devices > 1,
-            stage=ceil(model.layers / plan.pipeline) / model.layers if plan.pipeline > 1 else 1)
+                   and self.chip.devices > 1)
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
@@ -145,9 +148,9 @@ def split(count, parts):
 def footprint(server, batch, context):
     """Bytes that the fullest chip holds: weights as they are cut, and the caches of `batch` sequences of `context` tokens.
 
-    What every chip holds whole counts whole: norms, routers, latents, KV heads beyond their number. Activations, which the
-    compiler keeps small in decode, are left out. Its text says where the devices of a chip share a KV head. ValueError if batch
-    or context are not positive."""
+    The fullest stage of a pipeline holds its part of every kind of layer, rounded up. What every chip holds whole counts whole:
+    norms, routers, latents, KV heads beyond their number. Activations, which the compiler keeps small in decode, are left out.
+    Its text says where the devices of a chip share a KV head. ValueError if batch or context are not positive."""
     batch, context = positive("batch", batch), positive("context", context)
     held = total("HBM", weights(server), term("KV cache", _cache(server, split(batch, server.plan.groups), context), "B"))
     return replace(held, note="the devices of a chip split the sequences of the KV heads they share" if server.shared else "")
@@ -155,13 +158,13 @@ def footprint(server, batch, context):
 
 def weights(server):
     """Bytes of weights that one chip of the fullest stage holds, by module."""
-    model, X, D, stage = server.model, server.plan.tensor, server.model.d_model, server.stage
+    model, X, D = server.model, server.plan.tensor, server.model.d_model
     attention, ffn, norms = 0, 0, server.precision.weights.bytes * D
     for block in model.blocks:
-        stored = block.precision or server.precision
-        attention = attention + stage * block.layers * stored.of("attention").bytes * block.mixer.params(D, X)
-        ffn = ffn + stage * block.layers * stored.of("ffn").bytes * block.ffn.params(D, X, server.plan.expert)
-        norms = norms + stage * block.layers * stored.weights.bytes * block.norms * D
+        stored, layers = block.precision or server.precision, split(block.layers, server.plan.pipeline)
+        attention = attention + layers * stored.of("attention").bytes * block.mixer.params(D, X)
+        ffn = ffn + layers * stored.of("ffn").bytes * block.ffn.params(D, X, server.plan.expert)
+        norms = norms + layers * stored.weights.bytes * block.norms * D
     table = model.vocab * D / X
     tables = (term("embedding", server.precision.of("embedding").bytes * table, "B"),)
     if server.plan.pipeline != 1:                           # the first stage holds one, the last the other
@@ -179,7 +182,7 @@ def _cache(server, batch, context):
         precision = block.precision or server.precision
         sequences, share = kv_share(server, block.mixer, batch)
         one = block.mixer.cache(context, precision.kv.bytes, server.plan.page)
-        held = held + server.stage * block.layers * sequences * one * share
+        held = held + split(block.layers, server.plan.pipeline) * sequences * one * share
     return held
 
 
@@ -204,6 +207,6 @@ def max_batch(server, context):
         return sum((tensor == X) * max_batch(one, context) for X, one in sizes)
     copies, groups = [round(server.copies(block.mixer)) for block in server.model.blocks], server.plan.groups
     turn = lcm(*copies) if server.plan.kv == "batch" else 1  # so many sequences add the same to every chip of a group
-    turns = (server.chip.hbm_bytes - weights(server).value) / _cache(server, turn, context)
+    turns = minimum((server.chip.hbm_bytes - weights(server).value) / _cache(server, turn, context), LARGEST)
     whole = turn * (max(floor(turns), 0) if isinstance(turns, NUMBERS) else turns.clip(0) // 1)
     return groups * (whole + sum(fits(server, groups * (whole + more), context) for more in range(1, turn)))

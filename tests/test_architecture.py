@@ -104,7 +104,7 @@ def test_methods_of_the_mixers_are_documented_once():
 
 CALLS = {  # what formulas may call beside the functions of lib: no library's arithmetic
     "bounds": {"ValueError", "hasattr", "range"},
-    "forward": {"isinstance", "replace", "zip", "sum", "type"},
+    "forward": {"ValueError", "isinstance", "replace", "zip", "sum", "type"},
     "mixers": {"dataclass"},
     "variants": {"dataclass"},
 }

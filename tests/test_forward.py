@@ -399,15 +399,15 @@ def step(plan, batch, name="llama-3-70b", chip_name="h200", context=8192):
 
 def test_a_pipeline_by_hand():
     """1,024 sequences on 4 stages of one server each: 256 are under way in a stage, through all 80 layers, one table at either
-    end and 3 steps from server to server, of 256 x 8192 activations over the card of one chip."""
+    end and 3 steps from server to server, of 256 x 8192 activations, an eighth of them over the card of each chip."""
     staged, part = step(Plan(8, pipeline=4), 1024), step(Plan(8), 256)
     assert [one.name for one in staged.parts] == ["embed", "layers", "send between domains", "unembed"]
     assert [part[one].value for one in ("embed", "layers", "unembed")] == [
         staged[one].value for one in ("embed", "layers", "unembed")
     ]
     sent = staged["send between domains"]
-    assert [3 * 10e-6, 3 * 2 * 256 * D / 50e9] == pytest.approx([sent["latency"].value, sent["bandwidth"].value])
-    assert part.value + 3 * 2 * 256 * D / 50e9 == pytest.approx(staged.value)
+    assert [3 * 10e-6, 3 * 2 * 256 * D / 8 / 50e9] == pytest.approx([sent["latency"].value, sent["bandwidth"].value])
+    assert part.value + 30e-6 + max(0, 3 * 2 * 256 * D / 8 / 50e9 - 30e-6) == pytest.approx(staged.value)
 
 
 SENDS = [  # chip, plan; steps inside a domain and between domains, microseconds of each kind
@@ -434,9 +434,9 @@ def test_stages_fill_one_domain_after_the_other(name, plan, expected):
 
 
 def test_a_prompt_is_handed_over_whole():
-    """4 prompts of 1,000 tokens on 4 stages: one is under way, 1,000 x 8192 activations a step."""
+    """4 prompts of 1,000 tokens on 4 stages: one is under way, 1,000 x 8192 activations a step, from 8 chips to 8."""
     one = Server(model("llama-3-70b"), chip("h200"), Plan(8, pipeline=4))
-    assert 3 * 2 * 1000 * D / 50e9 == pytest.approx(prefill(one, 4, 1000)["send between domains/bandwidth"].value)
+    assert 3 * 2 * 1000 * D / 8 / 50e9 == pytest.approx(prefill(one, 4, 1000)["send between domains/bandwidth"].value)
 
 
 @pytest.mark.parametrize(("batch", "share"), [(64, 22), (66, 22), (67, 23)])
@@ -463,19 +463,21 @@ def test_experts_in_groups_by_hand():
 @pytest.mark.parametrize(("batch", "touched"), [(1, 8.0), (4, 30.5), (8, 57.4), (16, 102.0)])
 def test_few_sequences_touch_few_experts_in_any_number_of_groups(batch, touched):
     """DeepSeek-V3 on 8 groups of one chip: what B sequences touch (formulas.md T11), an eighth of it in each group. That groups
-    come in whole sequences adds none."""
+    come in whole sequences adds none. A token travels once to each of the 8 (1 - (7/8)^8) chips that hold some of its experts."""
     expert, common = 3 * 7168 * 2048, 3 * 7168 * 2048 + 7168 * 256 + 256
     one = step(Plan(expert=8), batch, "deepseek-v3")["moe"]
     assert 58 * 2 * (touched * expert / 8 + common) / 4800e9 == pytest.approx(one["ffn/memory"].value, rel=0.02)
     sent = one["expert all-to-all/bandwidth"].value
-    assert 58 * 2 * 2 * batch * 8 * 7168 * (7 / 8) / 8 / 450e9 == pytest.approx(sent)
+    places = 8 * (1 - (7 / 8) ** 8)
+    assert 58 * 2 * 2 * batch * places * 7168 * (7 / 8) / 8 / 450e9 == pytest.approx(sent)
 
 
 def test_tokens_travel_to_their_experts_and_back():
-    """The same plan: 64 tokens with 8 experts each, 7,168 wide, twice a layer; each of 8 chips keeps an eighth of its eighth."""
+    """The same plan: 64 tokens of 7,168 values, each to 5.3 of the 8 chips (8 experts land on so many), twice a layer."""
     one = step(Plan(2, expert=4), 64, "deepseek-v3")
     sent = one["moe/expert all-to-all"]
-    routed = 2 * 64 * 8 * 7168
+    routed = 2 * 64 * 8 * (1 - (7 / 8) ** 8) * 7168
+    assert 5.25 == round(8 * (1 - (7 / 8) ** 8), 2)
     assert [58 * 2 * 0.6e-6, 58 * 2 * routed * (7 / 8) / 8 / 450e9] == pytest.approx(
         [sent["latency"].value, sent["bandwidth"].value]
     )
@@ -485,10 +487,20 @@ def test_tokens_travel_to_their_experts_and_back():
 def test_tokens_travel_between_servers():
     """4 groups of 8 chips, a server each: three quarters of a server's tokens leave it through its 8 cards."""
     sent = step(Plan(8, expert=4), 64, "deepseek-v3")["moe/expert all-to-all"]
-    routed = 2 * 64 * 8 * 7168
+    routed = 2 * 64 * 32 * (1 - (31 / 32) ** 8) * 7168
     assert [58 * 2 * 10.6e-6, 58 * 2 * routed / 4 * (3 / 4) / 8 / 50e9] == pytest.approx(
         [sent["latency"].value, sent["bandwidth"].value]
     )
+
+
+def test_one_all_reduce_where_only_experts_follow_attention():
+    """gpt-oss has no shared expert: its tokens leave between the halves of one all-reduce, 64 x 2880 bf16 over 8 chips.
+    DeepSeek's shared expert needs the second one."""
+    for name, layers, count, width in (("gpt-oss-120b", "local", 1, 2880), ("deepseek-v3", "moe", 2, 7168)):
+        one = Server(model(name), chip("h200"), Plan(8, expert=2))
+        found = decode_step(one, 2**14, 100)[layers]["all-reduce/all-gather/bandwidth"].value
+        depth = next(block.layers for block in one.model.blocks if block.name == layers)
+        assert depth * count * 2 * 2**13 * width * (7 / 8) / 450e9 == pytest.approx(found)
 
 
 def test_a_dense_model_has_no_experts_to_share():

@@ -361,8 +361,8 @@ def ideal(one):
     """The same server on a network that costs nothing."""
     network = replace(one.chip.network, hop_latency=0.0)
     link = "egress" if hasattr(network, "egress") else "link_bandwidth"
-    dcn = one.chip.dcn and replace(one.chip.dcn, hop_latency=0.0, egress=1e300)
-    return replace(one, chip=replace(one.chip, network=replace(network, **{link: 1e300}), dcn=dcn))
+    dcn = one.chip.dcn and replace(one.chip.dcn, hop_latency=0.0, egress=1e29)
+    return replace(one, chip=replace(one.chip, network=replace(network, **{link: 1e29}), dcn=dcn))
 
 
 @given(

@@ -337,6 +337,13 @@ def test_stages_hold_their_layers():
     assert one["KV cache"].value / 4 == pytest.approx(four["KV cache"].value)
 
 
+def test_the_fullest_stage_holds_its_part_of_every_kind_of_layer():
+    """Gemma-3-27B: 10 of 62 layers see the whole context. In 8 stages one has 2 of them: 2 x 8,192 bytes a token and sequence."""
+    held = footprint(Server(model("gemma-3-27b"), chip("h200"), Plan(pipeline=8)), 1, 131_072)["KV cache"].value
+    window = 7 * 8192 * 1024  # 52 local layers: 7 on a stage
+    assert 2 * 8192 * 131_072 + window == held
+
+
 def test_the_fullest_stage_of_an_uneven_cut():
     """61 layers of DeepSeek-V3 in 4 stages: 16 on the fullest."""
     one, four = (footprint(Server(model("deepseek-v3"), chip("ironwood"), Plan(8, pipeline=p)), 1, 1) for p in (1, 4))
