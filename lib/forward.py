@@ -74,15 +74,15 @@ def _collectives(server, block, copies, a, tokens, among):
 
     Where nothing but experts spread over groups follows attention, tokens leave between the halves of a single all-reduce."""
     X, D, mixer, ffn = server.plan.tensor, server.model.d_model, block.mixer, block.ffn
-    halves = 1 if among is not None and ffn.d_shared == 0 else 2
-    yield all_reduce(a * tokens * D, X, server.slice, server.plan.all_reduce) * halves
+    sums = 1 if among is not None and ffn.d_shared == 0 else 2
+    yield all_reduce(a * tokens * D, X, server.slice, server.plan.all_reduce) * sums
     wide = a * tokens * mixer.core.sent() / mixer.core.ways(X)      # queries and outputs of the heads that `copies` share
     if server.plan.kv == "batch":                           # queries to the chip that holds their sequence, outputs back
         yield all_to_all(wide / 2, copies.chips, copies) * 2
     if server.plan.kv == "sequence":                        # every part sees all queries, then partial outputs are merged
-        sums = a * tokens * mixer.core.n_heads / mixer.core.ways(X) * copies.chips
+        weights = a * tokens * mixer.core.n_heads / mixer.core.ways(X) * copies.chips
         yield all_gather(wide / 2, copies.chips, copies)
-        yield replace(all_gather(sums, copies.chips, copies), name="log-sum all-gather")    # how to weigh the parts
+        yield replace(all_gather(weights, copies.chips, copies), name="log-sum all-gather")    # how to weigh the parts
         yield reduce_scatter(wide / 2, copies.chips, copies)
     if among is not None:
         n = X * server.plan.expert
