@@ -44,6 +44,11 @@ from .models import Model as Model
 from .models import kv_bytes as kv_bytes
 from .models import model as model
 from .models import model_names as model_names
+from .network import Boardfly as Boardfly
+from .network import Mesh as Mesh
+from .network import Switch as Switch
+from .network import Tiered as Tiered
+from .network import Torus as Torus
 from .network import all_gather as all_gather
 from .network import all_reduce as all_reduce
 from .network import all_to_all as all_to_all

@@ -42,6 +42,7 @@ def attention_intensity(group, context, new=1, kv="bf16", activations="bf16"):
 def step_time(chip, n, params, kv, batch, weights="bf16", math="bf16"):
     """Seconds of a decode step: every cache is read, and every weight is read or multiplied, whichever takes longer.
 
+    `params` are those a step reads: all but the input embedding, of which it looks up rows (1.5 % of a 70B).
     Source: formula 7.2 of the source chapter; the two terms follow one another, nothing else takes time."""
     n, params, kv, batch = _sizes(n, params, kv, batch)
     return total("step",
@@ -87,14 +88,16 @@ def attention_parity(params, layers, n_heads, d_head):
 def latency_bound_bytes(chip, n):
     """Bytes below which a collective among n chips of a ring or a line waits for its hops: n W_1 times the hop latency.
 
-    For large n; the collectives of `network` have the exact (n - 1) / n. Source: Scaling Book chapter 7, appendix C."""
+    For large n; the collectives of `network` have the exact (n - 1) / n. Nominal links give 400 kB for 8 v5e, the Scaling
+    Book's own (chip("v5e", link_bandwidth="SB")) its 360 kB. Source: Scaling Book chapter 7, appendix C."""
     return term("bytes", positive("n", n) * chip.axis_bandwidth(wrapped=False) * chip.network.hop_latency, "B")
 
 
 def tensor_parallel_limit(chip, d_ff, batch, axes=1, wrapped=True, weights="bf16", activations="bf16", matrices=1, collectives=1):
     """Ways to cut an FFN until the bytes of its activations take longer between chips than its weights from HBM: F / (B beta).
 
-    A wrapped axis sends both ways. `matrices` weight matrices are read for every `collectives` phases of activations.
+    A wrapped axis sends both ways. `matrices` weight matrices are read for every `collectives` phases of activations. The
+    hops, which bind earlier at small batches, are in `latency_limit`; both may be asked about more axes than a chip has.
     Source: formula 7.4, for one matrix, one phase and equal bytes."""
     d_ff, batch, axes = positive("d_ff", d_ff), positive("batch", batch), positive("axes", axes)
     read = positive("matrices", matrices) * format(weights).bytes * d_ff / chip.hbm_bandwidth
@@ -102,8 +105,8 @@ def tensor_parallel_limit(chip, d_ff, batch, axes=1, wrapped=True, weights="bf16
     return term("ways", read / sent, "ways")
 
 
-def latency_limit(chip, d_in, d_out, axes=1, wrapped=True, weights="bf16"):
-    """Ways to cut one matrix until the hops of one phase take longer than its read: as tensor_parallel_limit, at any batch.
+def latency_limit(chip, d_in, d_out, axes=1, wrapped=True, weights="bf16", matrices=1, collectives=1):
+    """Ways to cut matrices until the hops of their phases take longer than their read: as tensor_parallel_limit, at any batch.
 
     n chips on `axes` equal axes have axes n^(1/axes) / 2 hops between the farthest two, twice that less one an axis without
     wraparound, which `explain` cannot solve for. Source: formula 7.4 with the hop latency that the source chapter states beside
@@ -111,7 +114,8 @@ def latency_limit(chip, d_in, d_out, axes=1, wrapped=True, weights="bf16"):
     d_in, d_out, d = positive("d_in", d_in), positive("d_out", d_out), positive("axes", axes)
     chip.axis_bandwidth(wrapped)                            # a torus, or nothing here makes sense
     hop = positive("hop_latency", chip.network.hop_latency)
-    hops = format(weights).bytes * d_in * d_out / chip.hbm_bandwidth / hop      # that the whole read is worth
+    read = positive("matrices", matrices) * format(weights).bytes * d_in * d_out / chip.hbm_bandwidth
+    hops = read / (positive("collectives", collectives) * hop)      # that the whole read is worth, a phase
     length = (2 * hops / d) ** (1 / (d + 1))                # of an axis: (d / 2) length^(d + 1) = hops
     if not wrapped:                                         # d (length - 1) length^d = hops: nearly, then Newton's method
         if hasattr(hops, "free_symbols"):
@@ -123,12 +127,18 @@ def latency_limit(chip, d_in, d_out, axes=1, wrapped=True, weights="bf16"):
     return term("ways", length**d, "ways")
 
 
-def tile_share(chip, columns):
-    """The part of a matrix unit that a matrix of so many columns fills: its last tile is multiplied whole.
+def tile_share(chip, columns, rows=None, activations="bf16"):
+    """The part of a matrix unit that is filled by a matrix of so many columns, and so many rows of activations: the last tile
+    of columns is multiplied whole, and rows come in eights of 32 bits (16 of bf16), so that 1 costs as much as 8.
 
-    `forward` prices nominal peaks and leaves this out. 1 where the chip's tile is not known. Source: Scaling Book chapter 1."""
-    columns = positive("columns", columns)
-    return term("filled", columns / (ceil(columns / chip.tile) * chip.tile), "")
+    `forward` prices nominal peaks and leaves this out. Source: Scaling Book chapter 1; ValueError where the chip's tile is not
+    known."""
+    if chip.tile == 1:
+        raise ValueError(f"the side of {chip.name}'s matrix unit is not known")
+    columns, together = positive("columns", columns), 32 / format(activations).bytes
+    rows = together if rows is None else positive("rows", rows)
+    filled = columns / (ceil(columns / chip.tile) * chip.tile)
+    return term("filled", filled * rows / (ceil(rows / together) * together), "")
 
 
 def arithmetic_limit(chip, d_ff, axes=1, wrapped=True, math="bf16"):

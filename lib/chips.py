@@ -20,7 +20,7 @@ NETWORKS = {"torus": (Torus, ("link_bandwidth", "hop_latency", "axes", "wrap", "
 DCN = ("dcn_bandwidth", "dcn_latency")
 COUNTED = ("axes", "wrap", "domain", "devices", "tile")
 UNITS = {"hbm_bytes": "B", "hbm_bandwidth": "B/s", "kv_bandwidth": "B/s", "link_bandwidth": "B/s", "egress_bandwidth": "B/s",
-         "hop_latency": "s", "dcn_bandwidth": "B/s", "dcn_latency": "s", "price": "USD/s",
+         "hop_latency": "s", "overhead": "s", "dcn_bandwidth": "B/s", "dcn_latency": "s", "price": "USD/s",
          **dict.fromkeys(COUNTED, ""), **dict.fromkeys(HARDWARE, "FLOP/s")}
 
 
@@ -84,7 +84,7 @@ class Chip:
         if its network has no axes."""
         if not isinstance(self.network, Torus):
             raise ValueError(f"{self.name} has no links along axes: this is about a torus")
-        if not isinstance(wrapped, bool):
+        if wrapped not in (True, False):
             raise ValueError(f"wrapped must be True or False, got {wrapped!r}")
         return (2 if wrapped else 1) * self.network.link_bandwidth
 
@@ -156,7 +156,7 @@ def _assembled(name, kind, numbers, uncertain):
     missing = [key for key in ("hbm_bytes", "hbm_bandwidth", *wants) if key not in numbers]
     if missing or not any(key in numbers for key in HARDWARE):
         raise ValueError(f"chip {name!r} lacks {', '.join(missing) or 'a peak in any of ' + ', '.join(HARDWARE)}")
-    network = noun(*[int(numbers[key]) if key in COUNTED else numbers[key] for key in wants])
+    network = noun(*[int(numbers[key]) if key in COUNTED else numbers[key] for key in wants], numbers.get("overhead", 0.0))
     dcn = Switch(*[numbers[key] for key in DCN], MOST) if all(key in numbers for key in DCN) else None
     plain = {key: numbers[key] for key in (*HARDWARE, "kv_bandwidth", "price") if key in numbers}
     return Chip(name, numbers["hbm_bytes"], numbers["hbm_bandwidth"], network, devices=int(numbers.get("devices", 1)),

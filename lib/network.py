@@ -58,6 +58,8 @@ class Torus:
     def slice(self, n, shape=None):
         """The most compact grid of n chips, or the given `shape`. ValueError if the torus has no such slice."""
         n = _within(self, n)
+        if self.axes not in (1, 2, 3):
+            raise ValueError(f"a torus has 1, 2 or 3 axes, got {self.axes!r}")
         shape = self.grid(n) if shape is None else tuple(shape)
         if len(shape) > self.axes or not all(hasattr(x, "__index__") and x > 0 for x in shape) or prod(shape) != n:
             raise ValueError(f"{shape} is no grid of {n} chips in {self.axes} dimensions")
@@ -140,8 +142,7 @@ class Tiered:
         if domains == 1:
             return inside
         across = self.far.slice(domains)
-        crossing, moved = 1 - 1 / domains, 1 - 1 / n        # parts of an array that leave their domain, their chip
-        stays = 1 - domains / n
+        crossing, moved, stays = 1 - 1 / domains, 1 - 1 / n, 1 - domains / n    # out of the domain, the chip; within the domain
         gather = maximum(stays / inside.bandwidth, crossing * domains / (n * self.far.egress))
         exchange = maximum(stays / (domains * inside.exchange), crossing / (n * self.far.egress))
         return replace(inside, chips=n, bandwidth=moved / gather, exchange=moved / exchange,
@@ -185,7 +186,6 @@ def sizes(n):
 
 
 def _within(network, n):
-    """n, if the network has so many chips, after a look at the network's own numbers."""
     for name in ("link_bandwidth", "egress", "hop_latency", "overhead"):
         if hasattr(network, name):
             positive(name, getattr(network, name), zero=name in ("hop_latency", "overhead"))
@@ -194,7 +194,8 @@ def _within(network, n):
             return index(n)
     except TypeError:
         pass
-    raise ValueError(f"chips must be a whole number from 1 to {network.domain} on this network, got {n!r}")
+    raise ValueError(f"chips must be a whole number from 1 to {network.domain} on this network, got {n!r} "
+                     f"(a chip's `interconnect` joins its domains)")
 
 
 @cache
@@ -220,8 +221,8 @@ def reduce_scatter(bytes, n, network):
 def all_reduce(bytes, n, network, algorithm="ring"):
     """Seconds until each of n chips, holding a partial sum of all `bytes`, holds the sum.
 
-    "ring" is a reduce-scatter, then an all-gather; "one-shot" sends every partial sum to every chip: half the latency, n/2
-    times the bytes. ValueError for another algorithm."""
+    "ring" is a reduce-scatter, then an all-gather; "one-shot" gathers every partial sum everywhere, where it is added: half the
+    latency, n/2 times the bytes. ValueError for another algorithm."""
     if algorithm == "one-shot":
         bytes, on = positive("bytes", bytes, zero=True), cut(network, n)
         return _longer("all-reduce", on, bytes * (n - 1) / on.bandwidth)
@@ -245,5 +246,5 @@ def send(bytes, network):
 
 
 def _longer(name, on, seconds):
-    latency = on.overhead + on.hops * on.hop_latency + on.far_hops * on.far_latency
-    return slowest(name, term("latency", latency), term("bandwidth", on.overhead + seconds))
+    latency = on.hops * on.hop_latency + on.far_hops * on.far_latency
+    return slowest(name, term("latency", on.overhead + latency), term("bandwidth", on.overhead + seconds))

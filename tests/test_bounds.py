@@ -373,7 +373,6 @@ def test_what_gathering_the_weights_costs(one, n, axes, times):
         ("v5p", 64, 0.5),
         ("v5e", 129, 129 / 256),
         ("v6e", 256, 1),
-        ("h100", 448, 1),  # not known
     ],
 )
 def test_tiles_are_multiplied_whole(name, columns, share):
@@ -517,3 +516,13 @@ def test_no_step_beats_its_floor(name, weights, n, params, kv, batch, data):
     assert step.value >= floor.value * (1 - 1e-12)
     if batch < critical_batch(CHIPS[name], weights, math).value * (1 - 1e-9):
         assert step.value == pytest.approx(floor.value, rel=1e-12)
+
+
+def test_a_gated_ffn_reads_three_matrices_for_two_phases():
+    """1.5 times the reading for each phase: 1.5^(d / (d + 1)) times the ways until the hops bind, on d axes."""
+    for d in (1, 2, 3):
+        one, gated = (
+            latency_limit(chip("ironwood"), 8192, 28672, d, **how).value
+            for how in ({}, dict(matrices=3, collectives=2))
+        )
+        assert 1.5 ** (d / (d + 1)) == pytest.approx(gated / one)

@@ -245,6 +245,17 @@ def test_an_impossible_quantity_is_refused(toml, old, new):
         chip(toml(GOOD.replace(old, new)))
 
 
+def test_a_network_has_its_own_fields_and_a_dcn_is_whole(toml):
+    """A switch has no axes; a data-centre network has a bandwidth and a latency. An overhead may be given."""
+    with pytest.raises(ValueError, match="a switch has no axes"):
+        chip(toml(GOOD + "\naxes = 2\n"))
+    with pytest.raises(ValueError, match="dcn_bandwidth comes with the other"):
+        chip(toml(GOOD + '\ndcn_bandwidth = "50 GB/s"\n'))
+    dcn = '\ndcn_bandwidth = "50 GB/s"\ndcn_latency = "10 us"\noverhead = "3 us"\n'
+    mine = chip(toml(GOOD + dcn, "whole.toml"))
+    assert (50e9, 1e-5, 3e-6) == (mine.dcn.egress, mine.dcn.hop_latency, mine.network.overhead)
+
+
 def test_an_unknown_field_is_refused(toml):
     """A misspelt `prize` must not vanish."""
     with pytest.raises((ValueError, KeyError), match="prize"):

@@ -271,13 +271,14 @@ def test_more_of_a_network_is_never_slower(name, n, bytes, factor, collective):
 def test_nothing_is_sent_faster_than_all_links_can(name, n, bytes):
     """A chip receives (n-1)/n of the bytes of an all-gather, an n-th of that in an all-to-all: never faster than
     its links together."""
-    network = CHIPS[name].network
+    near, network = CHIPS[name].network, CHIPS[name].interconnect
     assume(has(network, n))
-    links = (
-        network.egress
-        if hasattr(network, "egress")
-        else network.link_bandwidth * (2 * network.axes if isinstance(network, Torus) else n - 1)
+    inside = (
+        near.egress
+        if hasattr(near, "egress")
+        else near.link_bandwidth * (2 * near.axes if isinstance(near, Torus) else n - 1)
     )
+    links = inside + (CHIPS[name].dcn.egress if n > near.domain else 0)
     received = bytes * (n - 1) / n
     assert all_gather(bytes, n, network).value >= received / links * (1 - 1e-12)
     assert all_to_all(bytes, n, network).value >= received / n / links * (1 - 1e-12)
@@ -395,6 +396,13 @@ def test_numbers_of_a_network_that_are_none(field, x):
     """Refused before they become a time."""
     with pytest.raises(ValueError, match=field):
         all_reduce(1e6, 8, Torus(**{**vars(RING), field: x}))
+
+
+@pytest.mark.parametrize("axes", [0, 4, 2.5])
+def test_a_torus_has_one_to_three_axes(axes):
+    """Neither none nor four."""
+    with pytest.raises(ValueError, match="1, 2 or 3 axes"):
+        Torus(50e9, 1e-6, axes, 4, 64).slice(8)
 
 
 @pytest.mark.parametrize("n", [4, 0, -1, float("nan")])

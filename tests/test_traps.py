@@ -361,6 +361,12 @@ def test_trap_15_axes_add_up_and_both_ways_count_only_around_a_ring(name, shape,
     assert links * network.link_bandwidth == network.slice(n, shape).bandwidth
 
 
+def test_trap_15_pcie_lies_between():
+    """Cards without a network of their own meet through the host: 7/8 of 1 GB over 32 GB/s of PCIe, 14 times NVLink's time."""
+    slow, fast = (all_gather(1e9, 8, chip(name).network).value for name in ("l40s", "h100"))
+    assert [7 / 8 * 1e9 / 32e9, 450 / 32] == pytest.approx([slow, slow / fast])
+
+
 def test_trap_15_a_slower_network_lies_between():
     """512 v5e are two pods: a quarter of what is exchanged leaves each pod through 256 x 3.125 GB/s, 10 us away."""
     on = all_to_all(1e9, 512, chip("v5e").interconnect)
@@ -481,8 +487,19 @@ def test_trap_23_utilisation_is_of_a_peak():
 def test_trap_26_tiles_are_padded():
     """F / Y = 28672 / 256 = 112 columns fill 7/8 of a tile of v5e and 7/16 of one of v6e; nominal peaks do not know."""
     assert [112 / 128, 112 / 256] == [tile_share(chip(name), 28672 / 256).value for name in ("v5e", "v6e")]
+    with pytest.raises(ValueError, match="h100's matrix unit is not known"):
+        tile_share(chip("h100"), 448)
     one = server("llama-3-70b", "v6e", 64)
     assert 80 * 2 * 64 * 3 * 8192 * 448 / 918e12 == pytest.approx(decode_step(one, 64, 1)["layers/ffn/compute"].value)
+
+
+@pytest.mark.parametrize(("activations", "together"), [("f32", 8), ("bf16", 16), ("int8", 32)])
+def test_trap_26_rows_come_in_sublanes(activations, together):
+    """8 rows of 32 bits are multiplied together: one sequence costs what 8 do in f32, 16 in bf16, 32 in int8."""
+    shares = [tile_share(chip("v5e"), 128, rows, activations).value for rows in (1, together, together + 1)]
+    assert [1, together, 2 * together] == pytest.approx(
+        [1, together, together + 1] / np.array(shares) * [1 / together, 1, 1]
+    )
 
 
 def test_the_closed_form_counts_params_and_the_pass_counts_operations():

@@ -19,8 +19,8 @@ from lib.network import Switch
 from lib.server import Server
 
 # Points of `machine.sweep`: (batch, length of the cache, new tokens). The critical batch of a CPU is around a dozen tokens.
-LENGTHS = tuple((1, tokens, tokens) for tokens in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512))
-BATCHES = tuple((batch, tokens, tokens) for tokens in (4, 64) for batch in (1, 2, 4, 8))
+LENGTHS = tuple((1, tokens, tokens) for tokens in (1, 2, 4, 8, 16, 32, 64, 256))
+BATCHES = tuple((batch, tokens, tokens) for tokens in (4, 64) for batch in (1, 8))
 
 
 @dataclass(frozen=True)
