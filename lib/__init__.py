@@ -6,6 +6,7 @@ from .bounds import arithmetic_limit as arithmetic_limit
 from .bounds import attention_intensity as attention_intensity
 from .bounds import attention_parity as attention_parity
 from .bounds import critical_batch as critical_batch
+from .bounds import cut_matrix as cut_matrix
 from .bounds import exact_critical_batch as exact_critical_batch
 from .bounds import fsdp_penalty as fsdp_penalty
 from .bounds import half_throughput_batch as half_throughput_batch

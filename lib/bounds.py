@@ -93,6 +93,22 @@ def latency_bound_bytes(chip, n):
     return term("bytes", positive("n", n) * chip.axis_bandwidth(wrapped=False) * chip.network.hop_latency, "B")
 
 
+def cut_matrix(chip, d_in, d_out, batch, ways, axes=1, wrapped=True, weights="bf16", activations="bf16"):
+    """Seconds of one matrix cut so many ways: its part is read, while one phase of a collective moves its activations.
+
+    n chips on `axes` equal axes have axes n^(1/axes) / 2 hops between the farthest two, twice that less one an axis without
+    wraparound. tensor_parallel_limit and latency_limit are where the read meets the other two. Source: formula 7.4 and the
+    hop latency that the source chapter states beside it, put together by this book."""
+    d_in, d_out, batch, ways = positive("d_in", d_in), positive("d_out", d_out), positive("batch", batch), positive("ways", ways)
+    d, sent = positive("axes", axes), format(activations).bytes * batch * d_in
+    length = ways ** (1 / d)
+    hops = d * length / 2 if wrapped else d * (length - 1)
+    return slowest("matrix",
+        term("memory", format(weights).bytes * d_in * d_out / (ways * chip.hbm_bandwidth)),
+        slowest("phase", term("latency", hops * chip.network.hop_latency),
+                         term("bandwidth", sent / (d * chip.axis_bandwidth(wrapped)))))
+
+
 def tensor_parallel_limit(chip, d_ff, batch, axes=1, wrapped=True, weights="bf16", activations="bf16", matrices=1, collectives=1):
     """Ways to cut an FFN until the bytes of its activations take longer between chips than its weights from HBM: F / (B beta).
 
@@ -108,9 +124,7 @@ def tensor_parallel_limit(chip, d_ff, batch, axes=1, wrapped=True, weights="bf16
 def latency_limit(chip, d_in, d_out, axes=1, wrapped=True, weights="bf16", matrices=1, collectives=1):
     """Ways to cut matrices until the hops of their phases take longer than their read: as tensor_parallel_limit, at any batch.
 
-    n chips on `axes` equal axes have axes n^(1/axes) / 2 hops between the farthest two, twice that less one an axis without
-    wraparound, which `explain` cannot solve for. Source: formula 7.4 with the hop latency that the source chapter states beside
-    it, put together by this book."""
+    Without wraparound `explain` cannot solve for it. Source: the hops of cut_matrix."""
     d_in, d_out, d = positive("d_in", d_in), positive("d_out", d_out), positive("axes", axes)
     chip.axis_bandwidth(wrapped)                            # a torus, or nothing here makes sense
     hop = positive("hop_latency", chip.network.hop_latency)

@@ -144,10 +144,10 @@ def from_toml(path):
             raise ValueError(f"{key} must be a whole number and positive, got {value!r}")
         numbers[key] = value if key in COUNTED else quantity(value, UNITS[key])
     foreign = {key for _, wants in NETWORKS.values() for key in wants} & set(numbers) - set(NETWORKS[kind][1])
-    alone = [key for key in DCN if key in numbers] if sum(key in numbers for key in DCN) == 1 else []
-    if foreign or alone:
-        raise ValueError(f"{path}: a {kind} has no {', '.join(sorted(foreign))}" if foreign else
-                         f"{path}: {alone[0]} comes with the other of {' and '.join(DCN)}")
+    if foreign:
+        raise ValueError(f"{path}: a {kind} has no {', '.join(sorted(foreign))}")
+    if len(set(DCN) & set(numbers)) == 1:
+        raise ValueError(f"{path}: {' and '.join(DCN)} come together or not at all")
     return _assembled(name, kind, numbers, ())
 
 

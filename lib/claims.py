@@ -74,8 +74,9 @@ def check(id, value):
     """Compare a computed value (a number in SI base units, or a Breakdown) with the claim of that id and return the Check.
 
     AssertionError when they differ otherwise than the ledger says: a `match` by more than half the last printed digit, a
-    `rounding` by more than 10 % and a whole last digit (truncation), a `disagrees` by less than half a digit, or any of them
-    by more than 0.1 % from the ledger's own independent recomputation. KeyError for an unknown id, ValueError for no number."""
+    `rounding` by more than 10 %, unless digits were cut off (4.77 printed as 4), a `disagrees` by less than half a digit, or any
+    of them by more than 0.1 % from the ledger's own independent recomputation. KeyError for an unknown id, ValueError for
+    no number."""
     rows = claims()
     row = rows[known("claim", id, rows)]
     value = value.value if isinstance(value, Breakdown) else value
@@ -113,7 +114,8 @@ def _wrong(row, computed, error):
     off, half = abs(computed - float(row["stated"])), half_digit(row["stated"])
     if row["verdict"] in ("match", "input") and not off <= half:
         return f"off by {off:.3g}, more than half its last printed digit ({half:.3g})"
-    if row["verdict"] == "rounding" and not off <= max(2 * half, 0.1 * abs(float(row["stated"]))):
+    truncated = 0 <= (computed - float(row["stated"])) * (1 if computed > 0 else -1) < 2 * half
+    if row["verdict"] == "rounding" and not (truncated or off <= max(half, 0.1 * abs(float(row["stated"])))):
         return "more than rounding"
     if row["verdict"] == "disagrees" and off <= half:
         return "the disagreement is gone; the ledger must be told"

@@ -8,6 +8,7 @@ overlap: a collective takes the longer of the two (Scaling Book, chapter 3). Eve
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import prod
+from numbers import Real
 from operator import index
 
 from .breakdown import slowest, term, total
@@ -33,7 +34,7 @@ class Slice:
     far_latency: float = 0.0            # s
 
     def slice(self, n):
-        if isinstance(n, NUMBERS) and isinstance(self.chips, NUMBERS) and n != self.chips:
+        if isinstance(n, Real) and isinstance(self.chips, Real) and n != self.chips:
             raise ValueError(f"this slice has {self.chips} chips: a collective on it is among {self.chips}, not {n}")
         return self
 
@@ -53,14 +54,14 @@ class Torus:
 
     def grid(self, n):
         """The lengths of the most compact grid of n chips, shortest first."""
+        if self.axes not in (1, 2, 3):
+            raise ValueError(f"a torus has 1, 2 or 3 axes, got {self.axes!r}")
         return compact(_within(self, n), self.axes)
 
     def slice(self, n, shape=None):
         """The most compact grid of n chips, or the given `shape`. ValueError if the torus has no such slice."""
-        n = _within(self, n)
-        if self.axes not in (1, 2, 3):
-            raise ValueError(f"a torus has 1, 2 or 3 axes, got {self.axes!r}")
-        shape = self.grid(n) if shape is None else tuple(shape)
+        n, compactest = _within(self, n), self.grid(n)
+        shape = compactest if shape is None else tuple(shape)
         if len(shape) > self.axes or not all(hasattr(x, "__index__") and x > 0 for x in shape) or prod(shape) != n:
             raise ValueError(f"{shape} is no grid of {n} chips in {self.axes} dimensions")
         if self.wrap**self.axes == self.domain and max(shape) > self.wrap:
@@ -224,8 +225,7 @@ def all_reduce(bytes, n, network, algorithm="ring"):
     "ring" is a reduce-scatter, then an all-gather; "one-shot" gathers every partial sum everywhere, where it is added: half the
     latency, n/2 times the bytes. ValueError for another algorithm."""
     if algorithm == "one-shot":
-        bytes, on = positive("bytes", bytes, zero=True), cut(network, n)
-        return _longer("all-reduce", on, bytes * (n - 1) / on.bandwidth)
+        return slowest("all-reduce", *all_gather(positive("bytes", bytes, zero=True) * n, n, network).parts)
     if algorithm != "ring":
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     return total("all-reduce", reduce_scatter(bytes, n, network), all_gather(bytes, n, network))
@@ -241,7 +241,7 @@ def all_to_all(bytes, n, network):
 
 def send(bytes, network):
     """Seconds until a chip's neighbour has its `bytes`."""
-    bytes, on = positive("bytes", bytes, zero=True), network.slice(2)
+    bytes, on = positive("bytes", bytes, zero=True), cut(network, 2)
     return _longer("send", on, bytes / on.bandwidth)
 
 

@@ -92,7 +92,7 @@ class Server:
         for precision in (self.precision, *[block.precision for block in self.model.blocks if block.precision]):
             self.chip.peak(precision.math)
         model, plan, network = self.model, self.plan, self.chip.interconnect
-        X, joined = plan.tensor, plan.tensor * plan.expert * plan.pipeline
+        X, most, joined = plan.tensor, max(sizes(plan.tensor)), plan.tensor * plan.expert * plan.pipeline
         for size in sizes(X):
             for block in model.blocks:
                 _divisible(model, block, size, plan.expert)
@@ -107,8 +107,7 @@ class Server:
             kv_slices=tuple(cut(network, X // b.mixer.core.ways(X)) for b in model.blocks),
             expert_slice=cut(network, X * plan.expert),
             sends=_sends(self.chip, X * plan.expert, plan.pipeline),
-            shared=any((b.mixer.core.ways(max(sizes(X)) * self.chip.devices) <= max(sizes(X))) for b in model.blocks)
-                   and self.chip.devices > 1)
+            shared=self.chip.devices > 1 and any(b.mixer.core.ways(most * self.chip.devices) <= most for b in model.blocks))
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
@@ -203,8 +202,8 @@ def max_batch(server, context):
     """Most sequences of `context` tokens whose caches fit beside the weights; 0 if not even one, or not even the weights."""
     context, tensor = positive("context", context), server.plan.tensor
     if not isinstance(tensor, NUMBERS):
-        sizes = [(X, replace(server, plan=replace(server.plan, tensor=int(X)))) for X in set(tensor.ravel().tolist())]
-        return sum((tensor == X) * max_batch(one, context) for X, one in sizes)
+        plans = {X: replace(server.plan, tensor=X) for X in sizes(tensor)}
+        return sum((tensor == X) * max_batch(replace(server, plan=plan), context) for X, plan in plans.items())
     copies, groups = [round(server.copies(block.mixer)) for block in server.model.blocks], server.plan.groups
     turn = lcm(*copies) if server.plan.kv == "batch" else 1  # so many sequences add the same to every chip of a group
     turns = minimum((server.chip.hbm_bytes - weights(server).value) / _cache(server, turn, context), LARGEST)

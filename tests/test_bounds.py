@@ -13,6 +13,7 @@ from lib.bounds import (
     attention_intensity,
     attention_parity,
     critical_batch,
+    cut_matrix,
     exact_critical_batch,
     fsdp_penalty,
     half_throughput_batch,
@@ -526,3 +527,23 @@ def test_a_gated_ffn_reads_three_matrices_for_two_phases():
             for how in ({}, dict(matrices=3, collectives=2))
         )
         assert 1.5 ** (d / (d + 1)) == pytest.approx(gated / one)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_the_limits_are_where_the_read_meets_the_phase(axes, wrapped):
+    """At the limits of 32 sequences the read takes as long as the bytes, or as the hops."""
+    sizes, how = (chip("ironwood"), 8192, 28672), dict(axes=axes, wrapped=wrapped)
+    by_bytes = cut_matrix(*sizes, 32, tensor_parallel_limit(sizes[0], 28672, 32, axes, wrapped).value, **how)
+    by_hops = cut_matrix(*sizes, 32, latency_limit(*sizes, **how).value, **how)
+    assert by_bytes["memory"].value == pytest.approx(by_bytes["phase/bandwidth"].value)
+    assert by_hops["memory"].value == pytest.approx(by_hops["phase/latency"].value)
+
+
+def test_a_cut_matrix_by_hand():
+    """70B's FFN matrix on 16 Ironwood, 2x2x4 without wraparound: 16th of 470 MB at 7.38 TB/s; 0.52 MB over three links; and on
+    a wrapped ring 8 hops."""
+    flat, ring = (cut_matrix(chip("ironwood"), 8192, 28672, 32, 16, *how) for how in ((3, False), (1, True)))
+    assert 2 * 8192 * 28672 / 16 / 7380e9 == pytest.approx(flat["memory"].value)
+    assert [2 * 32 * 8192 / 300e9, 8e-6] == pytest.approx([flat["phase/bandwidth"].value, ring["phase/latency"].value])
+    assert ("latency", 8e-6) == (ring.bound, pytest.approx(ring.value))

@@ -249,7 +249,7 @@ def test_a_network_has_its_own_fields_and_a_dcn_is_whole(toml):
     """A switch has no axes; a data-centre network has a bandwidth and a latency. An overhead may be given."""
     with pytest.raises(ValueError, match="a switch has no axes"):
         chip(toml(GOOD + "\naxes = 2\n"))
-    with pytest.raises(ValueError, match="dcn_bandwidth comes with the other"):
+    with pytest.raises(ValueError, match="dcn_bandwidth and dcn_latency come together"):
         chip(toml(GOOD + '\ndcn_bandwidth = "50 GB/s"\n'))
     dcn = '\ndcn_bandwidth = "50 GB/s"\ndcn_latency = "10 us"\noverhead = "3 us"\n'
     mine = chip(toml(GOOD + dcn, "whole.toml"))

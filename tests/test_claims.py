@@ -9,7 +9,7 @@ import pytest
 import lib.chips
 import lib.models
 from lib import claims
-from lib.claims import Check, Checks, check, checks, half_digit, stated
+from lib.claims import Check, Checks, _wrong, check, checks, half_digit, stated
 from lib.facts import nested, table
 from lib.units import factor
 
@@ -131,6 +131,12 @@ def test_a_match_holds_to_half_its_last_printed_digit():
     assert check("S-026", 7.01475e-3).verdict == "match"
     with pytest.raises(AssertionError, match="S-026"):
         check("S-026", 7.06e-3)
+
+
+def test_a_rounding_may_have_been_cut_off_but_not_padded():
+    """4.769 printed as 4 is cut off. 3.231, as far away on the other side, is no rounding; nor is 5.0, a whole digit more."""
+    row = {"verdict": "rounding", "stated": "4", "recomputed": ""}
+    assert [None, "more than rounding", "more than rounding"] == [_wrong(row, x, x / 4 - 1) for x in (4.769, 3.231, 5.0)]
 
 
 def test_a_disagreement_must_stay_one():

@@ -183,3 +183,12 @@ def test_formats_weigh_what_their_bits_say():
         assert row["multiplies_as"] in (*FORMATS, "f32"), row
     weight = {row["format"]: int(row["bits"]) + int(row["scale_bits"]) / int(row["group"]) for row in NUMBER_FORMATS}
     assert [weight[name] for name in ("int4g128", "mxfp4", "nvfp4", "mxfp8")] == [4.125, 4.25, 4.5, 8.25]
+
+
+def test_measured_latencies_are_of_known_chips_and_sources():
+    """Each is a range of seconds of a collective among chips of the data file, by a source of the list."""
+    found, sources = rows("latencies"), {row["key"] for row in SOURCES}
+    assert found and all(0 < float(row["low"]) <= float(row["high"]) for row in found)
+    assert {row["chip"] for row in found} <= set(NAMES) and {row["source"] for row in found} <= sources
+    assert {row["unit"] for row in found} == {"us"} and all(int(row["chips"]) > 1 for row in found)
+    assert {row["collective"] for row in found} <= {"all-gather", "all-reduce", "one-shot all-reduce"}
