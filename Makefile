@@ -5,6 +5,7 @@ PYTHON ?= python3
 PORT ?= 8000
 BIN := .venv/bin
 READY := .venv/.ready
+TPU := .venv-tpu
 SITE := _build/html/index.html
 # The site is one print of all of these. A change in any of them prints it again, whole: it takes seconds, and Sphinx
 # alone overlooks a changed style sheet and leaves old titles in the sidebars of pages that it does not rewrite.
@@ -14,18 +15,22 @@ PAGES := _config.yml _toc.yml $(shell find book lib -type f ! -name '*.pyc' ! -p
 export JAX_PLATFORMS ?= cpu
 
 .DELETE_ON_ERROR:
-.PHONY: help book test serve lab refresh bench lock clean
+.PHONY: help book test serve lab refresh bench referee lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# A stamp, so that nothing is installed twice. It also depends on pyproject.toml, which `-e .` reads.
-$(READY): requirements.lock pyproject.toml
+# An environment is made anew where making it was interrupted, or its Python has since been removed.
+define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "The book needs Python 3.11 or newer, and '$(PYTHON)' is not: try 'make PYTHON=python3.12 ...'." >&2; exit 1; }
-	@# Also where making it was interrupted, or its Python has since been removed.
-	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(1)
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(2)
+endef
+
+# A stamp, so that nothing is installed twice. It also depends on pyproject.toml, which `-e .` reads.
+$(READY): requirements.lock pyproject.toml
+	$(call environment,.venv,requirements.lock)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -57,13 +62,22 @@ refresh: $(READY) ## run every notebook and store its outputs; TIMINGS=1 measure
 bench: $(READY) ## time the cost model
 	$(BIN)/pytest benchmarks -s
 
+$(TPU)/.ready: requirements-tpu.lock
+	$(call environment,$(TPU),requirements-tpu.lock)
+	@touch $@
+
+ROWS ?= 10
+referee: $(TPU)/.ready ## compile recorded rows again with the TPU compiler (1.3 GB): ROWS=10 of them, or ROW=name; RECORD=1
+	$(TPU)/bin/python -m lib.demos.cases $(if $(RECORD),--record,$(or $(ROW),--rows $(ROWS)))
+
 # Universal: one lock for Linux, macOS and every supported Python; "fewest": with the same versions, so the same digits.
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest --generate-hashes --no-header
 lock: ## derive the lock files from the requirements (needs uv; UPGRADE=--upgrade takes newer versions)
 	@command -v uv >/dev/null || { echo "make lock needs uv: python3 -m pip install uv" >&2; exit 1; }
 	$(LOCK) $(UPGRADE) requirements.txt --no-emit-package inference-rooflines -o requirements.lock
 	$(LOCK) $(UPGRADE) requirements-lab.txt --constraint requirements.lock -o requirements-lab.lock
+	$(LOCK) $(UPGRADE) requirements-tpu.txt --constraint requirements.lock -o requirements-tpu.lock
 
 clean: ## remove all that make made, the virtual environment too
-	rm -rf _build .venv .pytest_cache .ruff_cache .hypothesis .benchmarks *.egg-info
+	rm -rf _build .venv $(TPU) .pytest_cache .ruff_cache .hypothesis .benchmarks *.egg-info
 	find book lib tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -19,9 +19,9 @@ NETWORKS = {"torus": (Torus, ("link_bandwidth", "hop_latency", "axes", "wrap", "
             "boardfly": (Boardfly, ("egress_bandwidth", "hop_latency", "domain"))}
 DCN = ("dcn_bandwidth", "dcn_latency")
 COUNTED = ("axes", "wrap", "domain", "devices", "tile")
-UNITS = {"hbm_bytes": "B", "hbm_bandwidth": "B/s", "kv_bandwidth": "B/s", "link_bandwidth": "B/s", "egress_bandwidth": "B/s",
-         "hop_latency": "s", "overhead": "s", "dcn_bandwidth": "B/s", "dcn_latency": "s", "price": "USD/s",
-         **dict.fromkeys(COUNTED, ""), **dict.fromkeys(HARDWARE, "FLOP/s")}
+UNITS = {"hbm_bytes": "B", "hbm_reserved": "B", "hbm_bandwidth": "B/s", "kv_bandwidth": "B/s", "link_bandwidth": "B/s",
+         "egress_bandwidth": "B/s", "hop_latency": "s", "overhead": "s", "dcn_bandwidth": "B/s", "dcn_latency": "s",
+         "price": "USD/s", **dict.fromkeys(COUNTED, ""), **dict.fromkeys(HARDWARE, "FLOP/s")}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Chip:
     `devices` is how many JAX devices one chip shows up as; `kv_bandwidth` the rate at which attention reads the cache, where
     it was measured apart (None: as `hbm_bandwidth`); `price` USD per second; `uncertain` the fields whose source is doubtful;
     `dcn` the slower network that joins domains of the chip's own, through each chip's share of the network cards;
-    `tile` the side of a matrix unit, in values (1: not known)."""
+    `tile` the side of a matrix unit, in values (1: not known); `hbm_reserved` the HBM that system and compiler keep from programs
+    (0: not known)."""
 
     name: str
     hbm_bytes: float
@@ -49,6 +50,7 @@ class Chip:
     uncertain: tuple[str, ...] = ()
     dcn: Switch | None = None
     tile: int = 1
+    hbm_reserved: float = 0.0
 
     def __post_init__(self):
         for name in ("hbm_bytes", "hbm_bandwidth", "kv_bandwidth", "price", *HARDWARE):
@@ -57,6 +59,9 @@ class Chip:
         for name in ("devices", "tile"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name} of {self.name} must be a whole number and positive, got {getattr(self, name)!r}")
+        if not 0 <= self.hbm_reserved < self.hbm_bytes:
+            raise ValueError(f"hbm_reserved of {self.name} must be less than its {self.hbm_bytes:.3g} B of HBM and not negative, "
+                             f"got {self.hbm_reserved!r}")
         if not isinstance(self.dcn, Switch | None):
             raise ValueError(f"dcn of {self.name} must be a Switch between domains, or None, got {self.dcn!r}")
 
@@ -68,6 +73,11 @@ class Chip:
             raise ValueError(f"{self.name} does not multiply {format}, only: {native}. Weights may be stored in it: "
                              f"they are upcast, and the math format is one of these")
         return rate
+
+    @property
+    def capacity(self):
+        """Bytes of HBM that a program may fill."""
+        return self.hbm_bytes - self.hbm_reserved
 
     @property
     def cache_bandwidth(self):
@@ -119,7 +129,7 @@ def _read(name, **readings):
     rows = [row for row in table("chips") if row["chip"] == name and row["role"] == "primary"]
     uncertain = tuple(row["field"] for row in rows if row["confidence"] == "uncertain")
     kind = next(row["value"] for row in rows if row["field"] == "network")
-    used = ("hbm_bytes", "hbm_bandwidth", *NETWORKS[kind][1], *HARDWARE, *DCN, "devices", "tile", "price")
+    used = ("hbm_bytes", "hbm_reserved", "hbm_bandwidth", *NETWORKS[kind][1], *HARDWARE, *DCN, "devices", "tile", "price")
     numbers = {row["field"]: si(row["value"], row["unit"]) for row in rows if row["field"] in used and row["value"]}
     for field, source in readings.items():
         known(f"field of {name}", field, numbers)
@@ -158,7 +168,7 @@ def _assembled(name, kind, numbers, uncertain):
         raise ValueError(f"chip {name!r} lacks {', '.join(missing) or 'a peak in any of ' + ', '.join(HARDWARE)}")
     network = noun(*[int(numbers[key]) if key in COUNTED else numbers[key] for key in wants], numbers.get("overhead", 0.0))
     dcn = Switch(*[numbers[key] for key in DCN], MOST) if all(key in numbers for key in DCN) else None
-    plain = {key: numbers[key] for key in (*HARDWARE, "kv_bandwidth", "price") if key in numbers}
+    plain = {key: numbers[key] for key in (*HARDWARE, "hbm_reserved", "kv_bandwidth", "price") if key in numbers}
     return Chip(name, numbers["hbm_bytes"], numbers["hbm_bandwidth"], network, devices=int(numbers.get("devices", 1)),
                 uncertain=uncertain, dcn=dcn, tile=int(numbers.get("tile", 1)), **plain)
 

@@ -91,7 +91,7 @@ def _collectives(server, block, copies, a, tokens, among):
 
 
 def _said(server, result, batch, context):
-    held, room = footprint(server, batch, context).value, server.chip.hbm_bytes
+    held, room = footprint(server, batch, context).value, server.chip.capacity
     fits = held <= room
     note = ""
     if isinstance(held, NUMBERS) and isinstance(room, NUMBERS):

@@ -194,8 +194,8 @@ def kv_share(server, mixer, batch):
 
 
 def fits(server, batch, context):
-    """Whether weights and caches fit the HBM of every chip; a mask for arrays."""
-    return footprint(server, batch, context).value <= server.chip.hbm_bytes
+    """Whether weights and caches fit the HBM that every chip leaves to programs; a mask for arrays."""
+    return footprint(server, batch, context).value <= server.chip.capacity
 
 
 def max_batch(server, context):
@@ -206,6 +206,6 @@ def max_batch(server, context):
         return sum((tensor == X) * max_batch(replace(server, plan=plan), context) for X, plan in plans.items())
     copies, groups = [round(server.copies(block.mixer)) for block in server.model.blocks], server.plan.groups
     turn = lcm(*copies) if server.plan.kv == "batch" else 1  # so many sequences add the same to every chip of a group
-    turns = minimum((server.chip.hbm_bytes - weights(server).value) / _cache(server, turn, context), LARGEST)
+    turns = minimum((server.chip.capacity - weights(server).value) / _cache(server, turn, context), LARGEST)
     whole = turn * (max(floor(turns), 0) if isinstance(turns, NUMBERS) else turns.clip(0) // 1)
     return groups * (whole + sum(fits(server, groups * (whole + more), context) for more in range(1, turn)))

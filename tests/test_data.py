@@ -15,7 +15,7 @@ UNITS = {
     **dict.fromkeys(COUNTS | FRACTIONS, {""}),
     **dict.fromkeys(("bf16", "fp8", "fp4"), {"TFLOP/s"}),
     **dict.fromkeys(("int8", "int4"), {"TOP/s"}),
-    **dict.fromkeys(("hbm_bytes", "hbm_usable"), {"GB", "GiB", "MiB", "B"}),
+    **dict.fromkeys(("hbm_bytes", "hbm_reserved"), {"GB", "GiB", "MiB", "B"}),
     "hbm_bandwidth": {"GB/s", "TB/s", "GiB/s"},
     **dict.fromkeys(("link_bandwidth", "egress_bandwidth", "two_way_bandwidth", "host_bandwidth"), {"GB/s"}),
     "dcn_bandwidth": {"GB/s", "Gbit/s"},
@@ -53,7 +53,7 @@ def is_number(text):
     return True
 
 
-@pytest.mark.parametrize("name", ["chips", "claims", "formats"])
+@pytest.mark.parametrize("name", ["chips", "claims", "formats", "referee"])
 def test_every_source_key_is_in_sources(name):
     """A cited row names keys of sources.csv, joined by "+"; the place within the source follows a colon."""
     known = {row["key"] for row in SOURCES}

@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_returned_and_says_so():
     """A time with fits False and a line in its text: 70B in bf16 does not fit one v5e."""
     step = decode_step(server("llama-3-70b", "v5e"), 1, 8192)
     assert (False, True) == (step.fits, step.value > 0)
-    assert "does not fit: 144 GB a chip of 17.2 GB" in str(step).splitlines()[0]
+    assert "does not fit: 144 GB a chip of 16.9 GB" in str(step).splitlines()[0]
     assert "does not fit" in step._repr_html_()
     assert (True, "") == (STEP.fits, STEP.note)
 

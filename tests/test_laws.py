@@ -269,7 +269,7 @@ def test_chips_beyond_the_kv_heads_add_no_capacity(model_name, chip_name, contex
     def most(x, kv):
         one = Server(MODELS[model_name], CHIPS[chip_name], replace(rest, tensor=x, kv=kv))
         free = weights(one).value + room * cache / 7
-        return max_batch(replace(one, chip=replace(one.chip, hbm_bytes=free)), context)
+        return max_batch(replace(one, chip=replace(one.chip, hbm_bytes=free, hbm_reserved=0)), context)
 
     at_heads, copies = most(heads, "heads"), tensor // heads
     assert at_heads == most(tensor, "heads")
@@ -546,6 +546,7 @@ def with_units(one, units):
         network=wired(chip.network),
         dcn=chip.dcn and wired(chip.dcn),
         hbm_bytes=chip.hbm_bytes * B,
+        hbm_reserved=chip.hbm_reserved * B,
         hbm_bandwidth=chip.hbm_bandwidth * B / s,
         **per(1 / s, **{f: getattr(chip, f) for f in ("bf16", "f32", "int8", "fp8", "int4", "fp4")}),
     )

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from lib.demos import sharded, transformer
-from lib.demos.sharded import COUNT, LAYOUTS, Collective
+from lib.demos.hlo import Collective
+from lib.demos.sharded import COUNT, LAYOUTS
 
 BATCH, PROMPT, LENGTH = 8, 6, 16
 B, D, F, N, H, F32 = BATCH, 64, 96, 16, 8, 4
@@ -164,64 +165,8 @@ def test_the_table_has_a_row_for_every_layout():
     assert {name: each for name, (each, _) in table.items()} == {name: found(name) for name in LAYOUTS}
 
 
-GROUPS = {
-    "{{0,1},{2,3},{4,5},{6,7}}": 2,
-    "{{0,1,2,3,4,5,6,7}}": 8,
-    "[4,2]<=[8]": 2,
-    "[2,4]<=[4,2]T(1,0)": 4,
-    "[8]<=[8]": 8,
-    "mesh['a'=1,'b'=8] {'b'}": 8,
-    "mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}": 4,
-    "mesh['a'=4,'b'=2] {'a','b'}": 8,
-    "mesh['a'=8] {'a':(2)4}": 4,
-}
-
-
-@pytest.mark.parametrize(("groups", "n"), GROUPS.items())
-def test_replica_groups_are_read_in_every_spelling(groups, n):
-    """A list, a range cut into a grid, axes of a mesh or a part of one."""
-    line = f"  %x.1 = f32[64,8]{{1,0}} all-reduce(%y), channel_id=1, replica_groups={groups}, use_global_device_ids=true"
-    assert sharded.collectives(line) == [Collective("all-reduce", n, 4 * 64 * 8)]
-
-
-@pytest.mark.parametrize(
-    ("result", "op", "expected"),
-    [
-        ("f32[16,8]{1,0}", "all-gather", ("all-gather", 512)),
-        ("bf16[16,8]{1,0:T(8,128)(2,1)}", "all-gather", ("all-gather", 256)),
-        ("f32[16,8]{1,0}", "reduce-scatter", ("reduce-scatter", 1024)),
-        ("(f32[8,8]{1,0}, f32[8,8]{1,0})", "all-to-all", ("all-to-all", 1024)),
-        ("(f32[16], /*index=1*/s8[16])", "all-reduce", ("all-reduce", 80)),
-        ("f32[]", "all-reduce", ("all-reduce", 4)),
-        ("pred[16]{0}", "all-reduce", ("all-reduce", 16)),
-        ("f8e4m3fn[16]{0}", "all-gather", ("all-gather", 16)),
-        ("(f32[8,8]{1,0}, f32[16,8]{1,0})", "all-gather-start", ("all-gather", 512)),
-        ("(f32[8], f32[8])", "all-reduce-start", ("all-reduce", 64)),
-        ("((f32[32]{0}), f32[16]{0}, u32[])", "reduce-scatter-start", ("reduce-scatter", 128)),
-    ],
-)
-def test_bytes_are_read_from_every_type(result, op, expected):
-    """The whole array: of tuples the sum, of a part its multiple, of an asynchronous start the result and no operand."""
-    start = f"  ROOT %x.1 = {result} {op}(%y), channel_id=1, replica_groups=[4,2]<=[8], dimensions={{0}}\n"
-    done = f"  %z = f32[16,8]{{1,0}} {op.removesuffix('-start')}-done(%x.1)\n" if op.endswith("-start") else ""
-    kind, size = expected
-    assert sharded.collectives(start + done) == [Collective(kind, 2, size)]
-
-
-def test_wire_bytes_of_a_collective():
-    """Of 80 bytes over four devices."""
-    wires = [Collective(kind, 4, 80).wire for kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")]
-    assert wires == [120, 60, 60, 15]
-
-
-def test_what_cannot_be_read_is_refused():
-    """Neither an unknown kind nor unknown groups are counted as nothing; a group of one is."""
-    one = "%x = f32[8]{0} all-gather(%y), replica_groups={{0},{1}}, dimensions={0}"
-    assert sharded.collectives(one + "\n%x = f32[8]{0} add(%all-reduce, %y)") == []
-    with pytest.raises(ValueError, match="collective-permute.*all-reduce"):
-        sharded.collectives("%x = f32[8]{0} collective-permute(%y), source_target_pairs={{0,1},{1,0}}")
-    with pytest.raises(ValueError, match="cannot be read"):
-        sharded.collectives("%x = f32[8]{0} all-reduce(%y), replica_groups={}")
+def test_layers_that_differ_are_refused():
+    """What is not in each layer as often has no number a layer."""
     with pytest.raises(ValueError, match="each of 2 layers"):
         sharded.per_layer([Collective("all-reduce", 8, 4), Collective("all-reduce", 8, 8)], 2)
 

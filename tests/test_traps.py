@@ -173,7 +173,8 @@ def test_trap_08_tables_may_stay_in_16_bits():
 def test_trap_09_gib_is_not_gb():
     """16 GiB of v5e take 16 sequences of 13B on 8 chips, 16 GB take 15."""
     one = server("llama-2-13b", "v5e", 8)
-    assert (16, 15) == (max_batch(one, 8192), max_batch(replace(one, chip=replace(one.chip, hbm_bytes=16e9)), 8192))
+    whole, decimal = (replace(one, chip=replace(one.chip, hbm_bytes=size, hbm_reserved=0)) for size in (2**34, 16e9))
+    assert (16, 15) == (max_batch(whole, 8192), max_batch(decimal, 8192))
 
 
 def test_trap_09_capacity_is_per_chip():

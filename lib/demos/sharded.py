@@ -5,11 +5,9 @@ head stay whole and uncounted: the cost model has no collective there. Counts an
 """
 
 import functools
-import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +16,11 @@ from jax.sharding import PartitionSpec as P
 
 import lib
 from lib.demos import transformer
+from lib.demos.hlo import KINDS, collectives
+from lib.demos.verdicts import sent
 
 SHAPE = transformer.Shape(layers=2, d_model=512, n_heads=16, n_kv_heads=4, d_head=32, d_ff=1536, vocab=1024)
-COUNT, KINDS = 8, ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+COUNT = 8
 ALL = ("heads", "copies")
 ROWS, COLUMNS = P(ALL), P(None, ALL)
 MEGATRON = dict(q=ROWS, k=P("heads"), v=P("heads"), out=COLUMNS, gate=ROWS, up=ROWS, down=COLUMNS)
@@ -172,49 +172,6 @@ def _apart(shape, params):
                      strict=True)) for each in params["layers"]]
 
 
-@dataclass(frozen=True)
-class Collective:
-    """One collective of `group` devices, and the `bytes` of the whole array that they gather, sum or exchange."""
-
-    kind: str
-    group: int
-    bytes: int
-
-    @property
-    def wire(self):
-        """Bytes that a device sends: (n-1)/n of the array, twice that to sum it for all, an n-th of that to exchange it."""
-        return self.bytes * (1 - 1 / self.group) * {"all-reduce": 2, "all-to-all": 1 / self.group}.get(self.kind, 1)
-
-
-def collectives(hlo):
-    """The `Collective`s in a compiled program's text. Raises ValueError for kinds and replica groups that it cannot read."""
-    found = []
-    for line in hlo.splitlines():
-        op = re.match(r"\s*(?:ROOT )?\S+ = (.+?) ((?:all|reduce-scatter|collective|ragged)[a-z-]*?)(-start|-done)?\(", line)
-        if op and op[3] != "-done":
-            kind, result = op[2], re.findall(r"([a-z]+)(\d*)\w*\[([\d,]*)\]", op[1])  # f32[16,8] or a tuple of such
-            if kind not in KINDS:
-                raise ValueError(f"no formula for {kind}, only for: {', '.join(KINDS)}")
-            n, pair = _group(line), op[3] and kind != "all-reduce"  # of (operands, results, contexts without dimensions)
-            sizes = [prod(map(int, filter(None, dims.split(",")))) * int(bits or 8) // 8
-                     for _, bits, dims in result if dims or not pair]
-            whole = n if kind in ("reduce-scatter", "all-to-all") else 1  # whose result is an n-th
-            found.append(Collective(kind, n, whole * sum(sizes[len(sizes) // 2 if pair else 0 :])))
-    return [each for each in found if each.group > 1]
-
-
-def _group(line):
-    """Devices in a replica group: the first of a list, the last side of a grid, or the product of axes of a mesh."""
-    if found := re.search(r"replica_groups=\{\{([\d, ]+)\}", line):
-        return found[1].count(",") + 1
-    if found := re.search(r"replica_groups=\[(?:\d+,)*(\d+)\]<=", line):
-        return int(found[1])
-    if found := re.search(r"replica_groups=mesh\[(.*?)\].*?\{(.*?)\}", line):
-        sizes, named = dict(re.findall(r"('\w+')=(\d+)", found[1])), re.findall(r"('\w+')(?::\(\d+\)(\d+))?", found[2])
-        return prod(int(part or sizes[axis]) for axis, part in named)
-    raise ValueError(f"replica groups that cannot be read: {line.strip()}")
-
-
 def per_layer(found, layers):
     """{kind: (how many, bytes that a device sends)} in each of the layers. Raises ValueError unless they are alike."""
     if odd := [each for each, times in Counter(found).items() if times % layers]:
@@ -224,16 +181,10 @@ def per_layer(found, layers):
 
 
 def predicted(shape, batch, plan):
-    """{kind: bytes that a chip sends a layer} in the cost model: the seconds of its decode step on a network of 1 B/s."""
-    chip = lib.Chip("1 B/s", hbm_bytes=1, hbm_bandwidth=1, network=lib.network.Switch(1, 0, COUNT), f32=1)
+    """{kind: bytes that a chip sends a layer} in the cost model."""
+    chip = lib.Chip("any", hbm_bytes=1, hbm_bandwidth=1, network=lib.network.Switch(1, 0, COUNT), f32=1)
     server = lib.Server(shape.model(), chip, lib.Plan(COUNT, kv=plan), lib.Precision("f32", "f32", "f32", "f32"))
-    sent, nodes = Counter(), [lib.decode_step(server, batch, context=1)]
-    for node in nodes:
-        if (kind := node.name.rpartition(" ")[2]) in KINDS:  # and none of its parts: an all-reduce has two more inside
-            sent[kind] += node.value / shape.layers
-        else:
-            nodes += node.parts
-    return dict(+sent)
+    return {kind: size / shape.layers for kind, size in sent(server, batch).items()}
 
 
 def compare(shape=SHAPE, batch=8, context=100):

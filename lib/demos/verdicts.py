@@ -1,0 +1,135 @@
+"""What the TPU compiler counted beside what the cost model says, and the reason where they differ by more than 5 %.
+
+`verdicts(row)` is the comparison that the referee's page shows and the tests assert. Rows are recorded: no compiler is needed.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import lib
+from lib.demos import referee
+from lib.formats import format
+
+TRUSTED = ("v5e", "v6e")    # chips for whose larger programs our count of HBM bytes was checked (lib.demos.hlo)
+WIDTH, COLUMNS = 8192, {"matmul": 32_768, "weights": 28_672}    # as in lib.demos.programs
+HEADS, KV_HEADS, D_HEAD = 64, 8, 128
+
+VECTOR = "one row is multiplied by the vector unit, whose count includes the conversion of each weight"
+UNPACKED = "the count charges 4-bit and narrower values as they are unpacked, though temporary memory is 0"
+MOVED = "the activations are charged five times: their way onto the chip and into another tiling counts too"
+SQUARE = "scores are computed for the whole square; the model counts the causal half"
+AGAIN = "the whole square again, and twice: once for the sums, once for the weights"
+PART = "a part of the cache is copied through HBM, which temporary memory confirms"
+WRITTEN = "scores are written to HBM and read back"
+COPIED = "a layer's slice of the cache is copied before use, and is too large for the chip: through HBM"
+STATIC = "shapes are fixed before the routing is known: room for every token from every device to every other"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One quantity of a compilation: the compiler's number, the model's, and `why` they differ, if they do."""
+
+    row: referee.Row
+    quantity: str
+    compiler: float
+    model: float
+    why: str = ""
+
+    @property
+    def ratio(self):
+        """Compiler over model; 1 is agreement."""
+        return self.compiler / self.model
+
+    @property
+    def agrees(self):
+        """Whether they are within 5 %."""
+        return abs(self.ratio - 1) <= 0.05
+
+
+def verdicts(row):
+    """The `Verdict`s on a row that was accepted: a list, empty for one that was refused."""
+    kinds = {"matmul": _product, "weights": _product, "decode attention": _decode, "prefill attention": _prefill,
+             "experts": _experts, "step": _step}
+    return list(kinds[row.case.program](row)) if row.accepted else []
+
+
+def by_device(case):
+    """A step's server with each device as a chip of its own: the compiler knows no others."""
+    chip, n = lib.chip(case.chip), lib.chip(case.chip).devices
+    peaks = {name: getattr(chip, name) / n for name in lib.formats.HARDWARE if getattr(chip, name)}
+    part = replace(chip, devices=1, hbm_bytes=chip.hbm_bytes / n, hbm_reserved=chip.hbm_reserved / n, dcn=None,
+                   hbm_bandwidth=chip.hbm_bandwidth / n, network=lib.network.Switch(1, 0, case.devices), **peaks)
+    plan = lib.Plan(expert=case.devices) if case.program == "experts" else lib.Plan(case.devices, kv=case.shared)
+    return lib.Server(case.architecture, part, plan, case.precision)
+
+
+def held(case):
+    """Bytes of weights and caches that the model puts on one device in a step."""
+    return lib.footprint(by_device(case), case.batch, case.context).value
+
+
+def sent(server, batch):
+    """{kind: bytes that a chip sends in a decode step} in the model: its seconds on a network of 1 B/s without latency."""
+    network = lib.network.Switch(1, 0, server.plan.chips)
+    found, nodes = Counter(), [lib.decode_step(replace(server, chip=replace(server.chip, network=network, dcn=None)), batch, 1)]
+    for node in nodes:
+        kind = node.name.rpartition(" ")[2]
+        if kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):    # and none of its parts, which repeat it
+            found[kind] += node.value
+        else:
+            nodes += node.parts
+    return dict(+found)
+
+
+def _product(row):
+    case = row.case
+    rows, columns = case.batch, COLUMNS[case.program]
+    stored, given = format(case.weights).bytes, format(case.activations).bytes
+    operands = rows * WIDTH * given + WIDTH * columns * stored
+    yield Verdict(row, "FLOPs", row.flops, 2 * rows * WIDTH * columns, VECTOR if rows == 1 else "")
+    yield Verdict(row, "argument bytes", row.argument, operands)
+    yield Verdict(row, "HBM bytes", row.hbm, operands + 2 * rows * columns)
+    yield Verdict(row, "bytes accessed", row.accessed, operands + 2 * rows * columns, UNPACKED if stored < 1 else MOVED)
+
+
+def _decode(row):
+    case = row.case
+    query = 2 * case.batch * HEADS * D_HEAD
+    cache = 2 * case.batch * KV_HEADS * D_HEAD * case.context * format(case.kv).bytes
+    yield Verdict(row, "argument bytes", row.argument, query + cache)
+    if case.chip in TRUSTED:
+        yield Verdict(row, "HBM bytes", row.hbm, 2 * query + cache, PART)
+
+
+def _prefill(row):
+    case = row.case
+    attention = lib.GQA(8, 8, D_HEAD)
+    causal = case.batch * attention.flops(case.context, 0)
+    yield Verdict(row, "FLOPs", row.flops, causal, AGAIN if row.flops > 2.5 * causal else SQUARE)
+    once = 4 * case.batch * 8 * case.context * D_HEAD * format(case.activations).bytes
+    yield Verdict(row, "HBM bytes", row.hbm, once, WRITTEN if case.layout == "naive" else "")
+
+
+def _experts(row):
+    case, server = row.case, by_device(row.case)
+    ffn, D = server.model.blocks[-1].ffn, server.model.d_model
+    stored = 2 * (ffn.n_experts * ffn.matrices * D * ffn.d_ff / case.devices + D * ffn.n_experts + case.batch / case.devices * D)
+    yield Verdict(row, "argument bytes", row.argument, stored)
+    layers = sum(block.layers for block in server.model.blocks if block.ffn.n_experts > 1)
+    yield Verdict(row, "all-to-all bytes", row.sent()["all-to-all"][1], sent(server, case.batch)["all-to-all"] / layers, STATIC)
+
+
+def _step(row):
+    case, server = row.case, by_device(row.case)
+    stored = held(case)
+    yield Verdict(row, "argument bytes", row.argument, stored)
+    if case.layout == "fsdp":
+        [block], D = server.model.blocks, server.model.d_model
+        matrices = format(case.weights).bytes * block.layers * (block.mixer.params(D) + block.ffn.params(D))
+        yield Verdict(row, "all-gather bytes", row.sent(block.layers)["all-gather"][1], matrices * (1 - 1 / case.devices))
+    if case.layout in ("heads", "batch", "sequence"):
+        if case.chip in TRUSTED:
+            table = format(case.weights).bytes * server.model.vocab * server.model.d_model / case.devices
+            yield Verdict(row, "HBM bytes", row.hbm, stored - table, COPIED)
+        for kind, size in sent(server, case.batch).items():
+            yield Verdict(row, f"{kind} bytes", row.sent(server.model.layers)[kind][1], size)
