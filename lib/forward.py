@@ -86,7 +86,8 @@ def _collectives(server, block, copies, a, tokens, among):
         yield reduce_scatter(wide / 2, copies.chips, copies)
     if among is not None:
         n = X * server.plan.expert
-        places = n * (1 - (1 - 1 / n) ** ffn.top_k)         # chips that hold some of a token's experts
+        each = ffn.n_experts / n / (ffn.n_experts - (ffn.top_k - 1) / 2)    # drawn k times from ever fewer, so from the mean
+        places = n * (1 - (1 - each) ** ffn.top_k)          # chips that hold some of a token's experts
         yield replace(all_to_all(a * among * places * D, n, server.expert_slice) * 2, name="expert all-to-all")
 
 

@@ -1,5 +1,7 @@
 """Bad input is refused at the door, in the words of the domain, with nothing half done (issue 2, section 6)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from strategies import server
@@ -271,6 +273,13 @@ def test_a_chip_with_a_field_missing(folder):
     )
     with pytest.raises(ValueError, match="'x1' lacks hbm_bytes, hbm_bandwidth"):
         chip("x1")
+
+
+@pytest.mark.parametrize("kept", [-1, 2**34, float("nan"), float("inf")])
+def test_a_chip_cannot_keep_what_it_has_not(kept):
+    """What system and compiler keep of a v5e is less than its 16 GiB and not negative."""
+    with pytest.raises(ValueError, match="hbm_reserved of v5e must be less than its 1.72e.10 B"):
+        replace(chip("v5e"), hbm_reserved=kept)
 
 
 def test_nothing_half_done():

@@ -186,6 +186,11 @@ def test_a_chip_of_your_own(toml):
     )
 
 
+def test_what_a_chip_of_your_own_keeps(toml):
+    """Of 80 GB, 5 kept by the driver leave 75 to programs."""
+    assert 75e9 == chip(toml(GOOD + '\nhbm_reserved = "5 GB"')).capacity
+
+
 def test_a_chip_of_your_own_is_named_after_its_file(toml):
     """Where no name is given; a torus as v5e has it."""
     mine = from_toml(toml(TORUS, "ours.toml"))

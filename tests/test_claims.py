@@ -60,10 +60,10 @@ def test_prose_states_what_the_next_cell_checks():
 
 
 def run(path, namespace):
-    """Run a notebook's code up to the demos, which compile and measure."""
+    """Run a notebook's code up to the demos that compile and measure; the referee's record does neither."""
     for cell in cells(path):
         if cell["cell_type"] == "code":
-            if "lib.demos" in source(cell):
+            if "lib.demos" in source(cell) and "import referee" not in source(cell):
                 return
             exec(compile(source(cell), path.name, "exec"), namespace)
 

@@ -94,6 +94,12 @@ def test_a_permute_passes_its_array_on():
         assert (found, found.wire) == (Collective("collective-permute", 3, 128), 128)
 
 
+def test_a_permute_of_one_pair_is_sent():
+    """From device 0 to device 1 and not back: two devices, not a group of one, which sends nothing."""
+    line = "%y = f32[8]{0} collective-permute(%x), source_target_pairs={{0,1}}"
+    assert hlo.collectives(program(line)) == [Collective("collective-permute", 2, 32)]
+
+
 def test_wire_bytes_of_a_collective():
     """Of 80 bytes over four devices, in the order of the kinds; a permute sends all of them."""
     assert [Collective(kind, 4, 80).wire for kind in KINDS] == [120, 60, 60, 15, 80]
@@ -379,6 +385,61 @@ def test_slices_outside_of_fusions_count_alike():
     assert hlo.hbm_bytes(program(*given, fetch, f"%d = {part} slice-done(%s)")) == 32 * 256
 
 
+GIVEN = ("%x = f32[1024]{0} parameter(0)", "%long = f32[8192]{0} parameter(1)", "%at = s32[]{:S(6)} parameter(2)")
+HELD = f"%kept = f32[8192]{VMEM} parameter(3)"
+PIECE = f"%piece = f32[1024]{VMEM} parameter(3)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        # x is 4,096 B, long 32,768 B, a quarter of x 1,024 B
+        (["%y = f32[1024]{0} add(%x, %x)"], 4096 + 4096),
+        (["%y = f32[256]{0} slice(%long), slice={[0:256]}"], 1024 + 1024),
+        (["%y = f32[256]{0} gather(%long, %at), slice_sizes={256}"], 1024 + 1024),
+        ([PIECE, "%y = f32[8192]{0} dynamic-update-slice(%long, %piece, %at)"], 4096),
+        ([HELD, f"%y = f32[8192]{VMEM} dynamic-update-slice(%kept, %x, %at)"], 4096),
+        (
+            [
+                "%s = (f32[1024]{0}, f32[1024]{0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%x), "
+                "source_target_pairs={{0,1},{1,0}}",
+                "%y = f32[1024]{0} collective-permute-done(%s)",
+            ],
+            4096 + 4096,
+        ),
+        (
+            [
+                "%s = (f32[1024]{0}, f32[2048]{0}) all-gather-start(%x), replica_groups={{0,1}}, dimensions={0}",
+                "%y = f32[2048]{0} all-gather-done(%s)",
+            ],
+            4096 + 8192,
+        ),
+    ],
+)
+def test_what_an_operation_reads_and_writes(lines, expected):
+    """An operand once even if it is used twice, a slice as what it is, a collective that starts its operand and its result."""
+    assert hlo.hbm_bytes(program(*GIVEN, *lines)) == expected
+
+
+def test_what_runs_asynchronously_is_counted_once():
+    """A negation of 4,096 bytes that is only started reads and writes them, and its start and end nothing."""
+    called = computation("negation", "%p = f32[1024]{0} parameter(0)", "=> %n = f32[1024]{0} negate(%p)")
+    lines = (
+        "%s = ((f32[1024]{0}), f32[1024]{0}, u32[]{:S(2)}) async-start(%x), calls=%negation",
+        "%d = f32[1024]{0} async-done(%s)",
+    )
+    assert hlo.hbm_bytes(program(*GIVEN, *lines, called=[called])) == 8192
+
+
+def test_branches_are_refused():
+    """Which of two is taken only the program's run tells."""
+    called = [computation(name, REDUCE.replace("%x", "=> %x", 1)) for name in ("yes", "no")]
+    line = "%y = f32[8]{0} conditional(%p, %x, %x), true_computation=%yes, false_computation=%no"
+    for count in (hlo.collectives, hlo.hbm_bytes, hlo.cycles):
+        with pytest.raises(ValueError, match="branch y"):
+            count(program(*GIVEN, line, called=called))
+
+
 def test_a_loop_moves_its_bytes_in_each_turn():
     """Seven turns that negate 4 KiB, in and out."""
     called, line = loop(7, "%old = f32[1024]{0} get-tuple-element(%s), index=1", "%new = f32[1024]{0} negate(%old)")
@@ -420,13 +481,13 @@ StackFrames
 
 ENTRY %main (x: f32[8]) -> f32[8] {
   %x = f32[8]{0} parameter(0), metadata={op_name="x"}
-  ROOT %y = f32[8]{0} negate(%x), metadata={op_name="jit(step)/neg" stack_frame_id=1}, backend_config={"a":"b"}
+  ROOT %y = f32[8]{0} negate(%x), metadata={op_name="f/neg" stack_frame_id=1}, backend_config={"a":"b","body":"TUzv="}
 }
 """
 
 
 def test_a_digest_is_that_of_the_program_alone():
-    """Names of module, files and operations, and lines may change; an operation, a shape or an attribute not."""
+    """Names and lines may change; an operation, a shape, an attribute or the body of a kernel not."""
     digest = hlo.digest(PRINTED)
     assert re.fullmatch("[0-9a-f]{16}", digest)
     for old, new in [
@@ -435,7 +496,7 @@ def test_a_digest_is_that_of_the_program_alone():
         ("line=69 end_line=69", "line=70 end_line=71"),
         ('2 "layer"\n', '2 "layer"\n3 "norm"\n'),
         (', metadata={op_name="x"}', ""),
-        ("jit(step)/neg", "jit(other)/while/body/neg"),
+        ("f/neg", "jit(other)/while/body/neg"),
         ("stack_frame_id=1", 'source_file="step.py" source_line=3'),
     ]:
         assert old in PRINTED and hlo.digest(PRINTED.replace(old, new)) == digest, old
@@ -444,6 +505,7 @@ def test_a_digest_is_that_of_the_program_alone():
         ("f32[8]", "f32[9]"),
         ("f32[8]{0} negate", "f32[8]{0:S(1)} negate"),
         ("is_scheduled=true", "is_scheduled=false"),
-        ('{"a":"b"}', '{"a":"c"}'),
+        ('{"a":"b"', '{"a":"c"'),
+        ("TUzv=", "TUzvUg+/=="),
     ]:
         assert old in PRINTED and hlo.digest(PRINTED.replace(old, new)) != digest, old

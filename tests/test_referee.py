@@ -23,7 +23,9 @@ SENT = (
 )
 SAID = dict(flops=2**60, accessed=3, hbm=5, argument=7, temporary=11, peak=13, cycles=17, text="00e2" * 4)
 ACCEPTED = Row(STEP, "0.10.2", "0.0.42.1", True, collectives=SENT, seconds=0.3, **SAID)
-REFUSED = Row(Case("matmul", "v4", weights="int8", activations="int8"), "0.10.2", "0.0.42.1", False, temporary=123)
+REFUSED = Row(
+    Case("matmul", "v4", weights="int8", activations="int8"), "0.10.2", "0.0.42.1", False, temporary=123, room=100
+)
 
 
 @pytest.fixture
@@ -123,9 +125,9 @@ def test_the_server_of_a_step(chip, slice, layout, tensor, kv):
 
 
 def test_a_case_in_words():
-    """Model, its heads where they are not its own, weights; chip and slice."""
-    assert (STEP.what, STEP.where) == ("llama-2-13b, 8 KV heads, int8", "v5e 2x4")
-    assert replace(STEP, kv_heads=0).what == "llama-2-13b, int8"
+    """Model, its heads where they are not its own, weights, the cache if in another format, chip and slice."""
+    assert STEP.what == "llama-2-13b, 8 KV heads, int8, fp8 cache, v5e 2x4"
+    assert replace(STEP, kv_heads=0, kv="int8").what == "llama-2-13b, int8, v5e 2x4"
 
 
 def test_what_a_row_says_is_sent():
@@ -147,7 +149,7 @@ def test_rows_are_written_as_a_table_and_read_back(data, monkeypatch):
     lines = list(csv.reader((data / "referee.csv").read_text().splitlines()))
     assert lines[0] == [*referee.CASE, *referee.RESULT, "source"]
     assert lines[0][:4] == ["program", "chip", "slice", "model"]
-    assert lines[2] == "matmul,v4,1,,,,,int8,,int8,1,,0.10.2,0.0.42.1,no,,,,,123,,,,,,AOT".split(",")
+    assert lines[2] == "matmul,v4,1,,,,,int8,,int8,1,,0.10.2,0.0.42.1,no,,,,,123,100,,,,,,AOT".split(",")
 
 
 def test_the_record_is_filtered_by_fields_of_its_cases(data, compiler):
@@ -272,7 +274,7 @@ def test_the_command_line(data, compiler, monkeypatch, capsys):
     path = data / "referee.csv"
     path.write_text(path.read_text().replace(",2000,", ",2001,"))
     assert main() == 1
-    told = "3 rows of lib/data/referee.csv compiled again, 1 say something else"
+    told = "3 of 3 rows of lib/data/referee.csv compiled again: 2 say the same"
     assert capsys.readouterr().out.splitlines()[-1] == told
 
 
@@ -363,7 +365,10 @@ def test_a_program_that_is_too_large_is_a_row(as_if, monkeypatch):
     told = "the total memory required for HLO temporaries (17.25G) exceeds available HBM (15.75G)."
     monkeypatch.setattr(programs, "matmul", failing(f"RESOURCE_EXHAUSTED: Ran out of memory on HBM, {told}"))
     row, text = referee.compiled(case)
-    assert (replace(row, seconds=0), text) == (Row(case, jax.__version__, "libtpu 1", False, temporary=69 * 2**28), "")
+    assert (replace(row, seconds=0), text) == (
+        Row(case, jax.__version__, "libtpu 1", False, temporary=69 * 2**28, room=63 * 2**28),
+        "",
+    )
     for words in ("INTERNAL: Mosaic failed to compile", "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem"):
         monkeypatch.setattr(programs, "matmul", failing(words))
         with pytest.raises(jax.errors.JaxRuntimeError, match=words[:8]):

@@ -13,13 +13,8 @@ from lib import FFN, GQA, Block, Model
 from lib.demos import hlo, programs, sharded, step, transformer
 
 L, D, N, H, F, V, B, S = 3, 32, 16, 8, 48, 64, 8, 16
-LAYOUTS = {
-    "heads": 8,
-    "batch": 4,
-    "sequence": 4,
-    "automatic": 4,
-    "fsdp": 8,
-}  # and the KV heads that eight devices share
+# The layouts of a step, and so many KV heads that each has something to cut on eight devices.
+LAYOUTS = {"heads": 8, "batch": 4, "sequence": 4, "automatic": 4, "fsdp": 8}
 ORDERS = [order + how for order in ("LSKBH", "LKBSH", "LBKSH") for how in ("", " scanned")]
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
@@ -179,6 +174,17 @@ def test_what_is_stored_narrow_is_converted_when_read(layout, cache, weights, kv
         compare(asked, position, seed=position, atol=2e-5 if kv == "f32" else 0)
 
 
+@pytest.mark.parametrize("layout", ["heads", "sequence"])
+def test_in_bf16_it_is_the_same_step(layout):
+    """All stored and multiplied in bf16, as on a TPU: the cache to three steps of that format at values of 4."""
+    asked = case(layout, weights="bf16", kv="bf16", activations="bf16")
+    given, _, cache = run(asked, S // 2)
+    _, *expected = textbook("LSKBH", *given, S // 2)
+    for after, wanted in zip(cache, expected, strict=True):
+        assert str(after.dtype) == "bfloat16"
+        np.testing.assert_allclose(after.astype(np.float32), wanted.astype(np.float32), atol=3 * 2**-5)
+
+
 @layouts
 def test_every_device_holds_its_share(layout):
     """An eighth of everything, but of the matrices of keys and values what the heads allow, and every token."""
@@ -196,22 +202,18 @@ def test_the_collectives_of_a_step_by_hand():
     ends = Counter({("all-gather", 8, 4 * B * D): 1, ("all-gather", 8, 4 * B * V): 1})
     joins = Counter({("all-reduce", 8, 4 * B * D): 2 * L})
     queries, sums = 4 * B * (N // 4) * H, 4 * B * (N // 4) * 2  # of a KV head; log-sum-exps of both parts of a sequence
-    square, wide = 4 * D * N * H, 4 * D * F
+    merged = {("all-gather", 2, queries): L, ("all-gather", 2, sums): L, ("reduce-scatter", 2, queries): L}
+    matrices = Counter([4 * D * N * H] * 2 + [4 * D * (N // 2) * H] * 2 + [4 * D * F] * 3)
     expected = {
         "heads": joins,
         "batch": joins + Counter({("all-to-all", 2, queries): 2 * L}),
-        "sequence": joins
-        + Counter({("all-gather", 2, queries): L, ("all-gather", 2, sums): L, ("reduce-scatter", 2, queries): L}),
-        "fsdp": Counter(all_gathers(2 * [square] + 2 * [square // 2] + 3 * [wide]))
-        + Counter(all_gathers([4 * B * D], 1)),
+        "sequence": joins + Counter(merged),
+        "fsdp": Counter({("all-gather", 8, size): times * L for size, times in matrices.items()}),
     }
+    expected["fsdp"]["all-gather", 8, 4 * B * D] += 1  # of the last layer's outputs, which the head needs whole
     for layout, each in expected.items():
         found = hlo.collectives(executable(case(layout))[0].as_text())
         assert Counter((one.kind, one.group, one.bytes) for one in found) == each + ends
-
-
-def all_gathers(sizes, times=L):
-    return [("all-gather", 8, size) for size in sizes] * times
 
 
 @pytest.mark.parametrize("order", ["skbh", "kbsh", "bksh"])

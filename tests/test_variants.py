@@ -80,7 +80,7 @@ def test_latent_attention_exchanges_latents():
 def test_most_sequences_where_kv_heads_do_not_nest():
     """Blocks of 4 and of 6 KV heads on 12 chips hold 3 and 2 sequences at a time: six at once add the same to each."""
     blocks = (Block("a", 1, GQA(12, 4, 64), FFN(12)), Block("b", 1, GQA(12, 6, 64), FFN(12)))
-    small = replace(chip("v4"), hbm_bytes=5e8)
+    small = replace(chip("v4"), hbm_bytes=5e8, hbm_reserved=0)
     one = Server(Model("two", 768, 32, blocks), small, Plan(12, kv="batch"))
     most = max_batch(one, 1000)
     fitting = [batch for batch in range(1, 3000) if footprint(one, batch, 1000).value <= 5e8]

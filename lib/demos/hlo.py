@@ -13,8 +13,8 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 BITS = {"pred": 8, "token": 0, "opaque": 0}     # of those whose name does not tell
 # Instructions that name, group or wait, and move nothing; and those whose traffic is counted where it starts or inside them.
 FREE = set("parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id iota opt-barrier while call "
-           "call-start call-done conditional copy-done slice-done dynamic-slice-done async-done all-gather-done "
-           "all-reduce-done".split())
+           "call-start call-done async-start async-done copy-done slice-done dynamic-slice-done all-gather-done all-reduce-done "
+           "reduce-scatter-done all-to-all-done collective-permute-done".split())
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ def _closing(text):
 def executed(program, name, fused=False, times=1):
     """(instruction, how often it runs) in a computation and what it calls: loops as often as they turn, fusions if `fused`."""
     for each in program[name]:
+        if each.op == "conditional":
+            raise ValueError(f"which branch {each.name} takes is not known, so nothing after it can be counted")
         yield each, times
         called = dict(re.findall(r"(body|condition|to_apply|calls)=%?([\w.-]+)", each.attributes))
         if each.op == "while":
@@ -105,26 +107,31 @@ def arrays(type):
             for letters, bits, _, dims, space in found]
 
 
+def _results(each):
+    """(bytes, memory space) of the arrays that an operation makes, or starts to make: (operands, results, contexts)."""
+    if not each.op.endswith("-start") or each.op == "all-reduce-start":
+        return arrays(each.type)
+    found = arrays(re.sub(r"\b[us]32\[\]", "", each.type))     # contexts are scalars
+    return found[:1] if each.op == "copy-start" else found[len(found) // 2 :]
+
+
 def collectives(text):
     """The `Collective`s that a compiled program runs, one for each time. Raises ValueError for kinds and replica groups that it
     cannot read."""
     program, entry = computations(text)
-    found, seen = [], set()
+    found, seen = [], []
     for each, times in executed(program, entry, fused=True):
         kind = each.op.removesuffix("-start")
         if not re.fullmatch(r"(all|reduce-scatter|collective|ragged).*", kind) or kind.endswith("-done"):
             continue
         if kind not in KINDS:
             raise ValueError(f"no formula for {kind}, only for: {', '.join(KINDS)}")
-        channel = re.search(r"channel_id=(\d+)", each.attributes)
         if "chain_id=" in each.attributes:      # one collective that a TPU runs beside several fusions, printed in each
-            if (kind, channel[1]) in seen:
+            one = kind, re.findall(r"channel_id=(\d+)", each.attributes)
+            if one in seen:
                 continue
-            seen.add((kind, channel[1]))
-        n, sizes = _group(each.attributes), [size for size, _ in arrays(each.type)]
-        if each.op.endswith("-start") and kind != "all-reduce":     # (operands, results, contexts, which are scalars)
-            sizes = [size for size, _ in arrays(re.sub(r"\b[us]32\[\]", "", each.type))]
-            sizes = sizes[len(sizes) // 2 :]
+            seen.append(one)
+        n, sizes = _group(each.attributes), [size for size, _ in _results(each)]
         whole = n if kind in ("reduce-scatter", "all-to-all") else 1    # whose result is an n-th
         found += [Collective(kind, n, round(whole * sum(sizes)))] * times
     return [each for each in found if each.group > 1]
@@ -133,7 +140,7 @@ def collectives(text):
 def _group(attributes):
     """Devices in a replica group: the first of a list, the last side of a grid, the product of axes of a mesh; or all senders."""
     if found := re.search(r"source_target_pairs=\{(.*?)\}\}", attributes):
-        return found[1].count("{")
+        return len(set(re.findall(r"\d+", found[1])))
     if found := re.search(r"replica_groups=\{\{([\d, ]+)\}", attributes):
         return found[1].count(",") + 1
     if found := re.search(r"replica_groups=\[(?:\d+,)*(\d+)\]<=", attributes):
@@ -162,25 +169,21 @@ def _hbm(type):
 
 
 def _read(program, each, types):
-    if each.op in ("slice-start", "dynamic-slice-start"):      # ((operands), result, context): reads what it writes
-        return arrays(each.type)[-2][0] if _hbm(types[each.operands[0]]) else 0
-    if each.op == "dynamic-slice":
-        return min(_hbm(types[each.operands[0]]), arrays(each.type)[0][0])
+    if each.op in ("slice", "dynamic-slice", "gather", "slice-start", "dynamic-slice-start"):   # reads what it makes
+        return _results(each)[0][0] if _hbm(types[each.operands[0]]) else 0
     if each.op == "dynamic-update-slice":
         return _hbm(types[each.operands[1]])
-    sizes = [_hbm(types.get(name, "")) for name in each.operands]
-    if each.op == "fusion":
-        sizes = [min(size, _used(program, _called(each), i)) for i, size in enumerate(sizes)]
-    return sum(sizes)
+    read = dict.fromkeys(each.operands, 0)
+    for i, name in enumerate(each.operands):
+        read[name] += _used(program, _called(each), i) if each.op == "fusion" else float("inf")
+    return sum(min(size, _hbm(types.get(name, ""))) for name, size in read.items())
 
 
 def _written(program, each, types):
-    if each.op in ("copy-start", "slice-start", "dynamic-slice-start"):     # (result, operand, context) or its reverse
-        result = arrays(each.type)[0 if each.op == "copy-start" else -2]
-        return result[0] * (result[1] == 0)
     if each.op == "dynamic-update-slice":
-        return _hbm(types[each.operands[1]])
-    return min(_hbm(each.type), _replaced(program, program[_called(each)])) if each.op == "fusion" else _hbm(each.type)
+        return arrays(types[each.operands[1]])[0][0] if _hbm(each.type) else 0
+    made = sum(size for size, space in _results(each) if space == 0)
+    return min(made, _replaced(program, program[_called(each)])) if each.op == "fusion" else made
 
 
 def _called(fusion):
@@ -197,7 +200,7 @@ def _used(program, name, index):
         tiled = "output_to_operand_aliasing={{}: (0, {})}" in each.attributes       # anew, in place
         if at == [0] and (tiled or each.op == "bitcast") and not each.root:
             same.add(each.name)
-        elif at and each.op in ("dynamic-slice", "gather"):
+        elif at and each.op in ("slice", "dynamic-slice", "gather"):
             used += arrays(each.type)[0][0]
         elif at and each.op == "fusion":
             used += sum(_used(program, _called(each), i) for i in at)
@@ -231,11 +234,8 @@ def cycles(text):
 
 
 def digest(text):
-    """Sixteen hexadecimal digits of a program's text without its name and source: equal for the same program.
-
-    The bodies of kernels are left out as well, which name the files that they come from.
-    """
+    """Sixteen hexadecimal digits of a program's text without its name and source: equal for the same program."""
     text = re.sub(r"^HloModule \S+", "", text)
     text = re.sub(r"\n(FileNames|FunctionNames|FileLocations|StackFrames)\n(.+\n)*", "", text)
-    text = re.sub(r", metadata=\{[^}]*\}|\"body\":\"[^\"]*\"", "", text)
+    text = re.sub(r", metadata=\{[^}]*\}", "", text)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -55,9 +55,10 @@ class Case:
 
     @property
     def what(self):
-        """Model, format and slice, for people: "llama-2-13b, 8 KV heads, bf16, v5e 2x4"."""
+        """Model, formats and slice, for people: "llama-2-13b, 8 KV heads, bf16, v5e 2x4"."""
         heads = f", {self.kv_heads} KV heads" if self.kv_heads else ""
-        return f"{self.model}{heads}, {self.weights}, {self.chip} {self.slice}"
+        cache = "" if self.kv in ("", self.weights) else f", {self.kv} cache"
+        return f"{self.model}{heads}, {self.weights}{cache}, {self.chip} {self.slice}"
 
     @property
     def architecture(self):
@@ -96,8 +97,8 @@ class Row:
 
     FLOPs and bytes `accessed` are the compiler's count, in which a loop's body runs once; `hbm` the bytes by ours
     (`hlo.hbm_bytes`); then argument, temporary and peak bytes, `collectives` as "80 all-reduce of 8: 163840 B", estimated cycles,
-    and a digest of the text. Of a refused program only `temporary` is known: the bytes it asked for. `seconds` is how long
-    compiling took.
+    and a digest of the text. Of a refused program two numbers are known: `temporary`, the bytes that it asked for, and `room`,
+    those that there are. `seconds` is how long compiling took.
     """
 
     case: Case
@@ -109,6 +110,7 @@ class Row:
     hbm: int = 0
     argument: int = 0
     temporary: int = 0
+    room: int = 0
     peak: int = 0
     collectives: str = ""
     cycles: int = 0
@@ -136,7 +138,7 @@ def recorded(**wanted):
     for name in wanted:
         known("field of a case", name, CASE)
     kinds = {field.name: field.type for field in (*fields(Case), *fields(Row)[1:])}
-    kinds[bool], found = None, []
+    found = []
     for line in table("referee"):
         values = {name: line[name] == "yes" if kind is bool else kind(line[name] or 0) if kind is not str else line[name]
                   for name, kind in kinds.items() if name in line}
@@ -161,6 +163,7 @@ def compiled(case):
     os.environ.update(HOST)
     import jax
 
+    jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")     # kernels carry the names of their files
     from lib.demos import hlo, programs, step  # which import JAX
 
     row = Row(case, jax.__version__, metadata.version("libtpu"), accepted=False)
@@ -170,10 +173,11 @@ def compiled(case):
     try:
         done = jax.jit(function, donate_argnums=overwritten).lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:
-        asked = re.search(r"RESOURCE_EXHAUSTED.*\((\S+)G\) exceeds available HBM", str(error))
-        if not asked:
+        refusal = re.search(r"RESOURCE_EXHAUSTED.*\((\S+)G\) exceeds available HBM \((\S+)G\)", str(error))
+        if not refusal:
             raise
-        return replace(row, temporary=round(float(asked[1]) * 2**30), seconds=round(time.perf_counter() - start, 1)), ""
+        asked, room = (round(float(text) * 2**30) for text in refusal.groups())
+        return replace(row, temporary=asked, room=room, seconds=round(time.perf_counter() - start, 1)), ""
     seconds, text, cost, memory = time.perf_counter() - start, done.as_text(), done.cost_analysis(), done.memory_analysis()
     sent = Counter(hlo.collectives(text)).items()
     return replace(
@@ -188,7 +192,9 @@ def record(cases):
 
     Stopping and starting again goes on where it was. Cases that are no longer asked for leave the record.
     """
-    path, rows = DATA / "referee.csv", {row.case: row for row in recorded()} if (DATA / "referee.csv").exists() else {}
+    table.cache_clear()
+    path = DATA / "referee.csv"
+    rows = {row.case: row for row in recorded()} if path.exists() else {}
     for case in cases:
         if case not in rows:
             rows[case], _ = compiled(case)
