@@ -274,7 +274,7 @@ def test_the_command_line(data, compiler, monkeypatch, capsys):
     path = data / "referee.csv"
     path.write_text(path.read_text().replace(",2000,", ",2001,"))
     assert main() == 1
-    told = "3 of 3 rows of lib/data/referee.csv compiled again: 2 say the same"
+    told = "3 of 3 rows of lib/data/referee.csv compiled again, 1 of them changed"
     assert capsys.readouterr().out.splitlines()[-1] == told
 
 

@@ -144,7 +144,7 @@ def main():
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
         rows = chosen(rows, asked.rows, commit)
     changed, whole = check(rows), len(referee.recorded())
-    print(f"{len(rows)} of {whole} rows of lib/data/referee.csv compiled again: {len(rows) - changed} say the same")
+    print(f"{len(rows)} of {whole} rows of lib/data/referee.csv compiled again, {changed} of them changed")
     return int(changed > 0)
 
 
