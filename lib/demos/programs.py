@@ -11,11 +11,11 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from lib.demos.referee import D_HEAD, HEADS, KV_HEADS, WIDE, D, F
+
 TYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn, "int4": jnp.int4,
          "fp4": jnp.float4_e2m1fn, "int2": jnp.int2}
 NAMES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "ironwood": "tpu7x:2x2x1"}   # the smallest
-D, F, WIDE = 8192, 28_672, 32_768                   # LLaMA-3-70B's width and FFN width, and the round one of the knee
-HEADS, KV_HEADS, D_HEAD = 64, 8, 128
 
 
 def devices(case):

@@ -18,6 +18,9 @@ from lib.demos.hlo import Collective
 from lib.facts import DATA, known, table
 
 PROGRAMS = ("matmul", "weights", "decode attention", "prefill attention", "experts", "step")
+# Sizes of the small programs: LLaMA-3-70B's width, FFN and heads, and a rounder width for the knee.
+D, F, WIDE = 8192, 28_672, 32_768
+HEADS, KV_HEADS, D_HEAD = 64, 8, 128
 # libtpu looks for the machine that it is on, and is told.
 HOST = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_WORKER_ID": "0",
         "TPU_WORKER_HOSTNAMES": "localhost", "TF_CPP_MIN_LOG_LEVEL": "3", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
@@ -137,11 +140,10 @@ def recorded(**wanted):
     """
     for name in wanted:
         known("field of a case", name, CASE)
-    kinds = {field.name: field.type for field in (*fields(Case), *fields(Row)[1:])}
-    found = []
+    kinds, found = {field.name: field.type for field in (*fields(Case), *fields(Row)[1:])}, []
     for line in table("referee"):
         values = {name: line[name] == "yes" if kind is bool else kind(line[name] or 0) if kind is not str else line[name]
-                  for name, kind in kinds.items() if name in line}
+                  for name, kind in kinds.items()}
         case = Case(**{name: values[name] for name in CASE})
         if all(getattr(case, name) in (value if isinstance(value, tuple) else (value,)) for name, value in wanted.items()):
             found.append(Row(case, **{name: values[name] for name in RESULT}))
@@ -204,13 +206,14 @@ def record(cases):
 
 
 def _write(path, rows):
-    header = [*CASE, *RESULT, "source"]
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    header, whole = [*CASE, *RESULT, "source"], path.with_suffix(".new")       # never half of a record
+    with open(whole, "w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(header)
         for row in rows:
             values = {**vars(row.case), **vars(row), "accepted": "yes" if row.accepted else "no", "source": "AOT"}
             lines.writerow([values[name] or "" for name in header])
+    whole.replace(path)
 
 
 def differences(old, new):

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 import lib
 from lib.demos import referee
+from lib.demos.referee import D_HEAD, HEADS, KV_HEADS, WIDE, D, F
 from lib.formats import format
 
 TRUSTED = ("v5e", "v6e")    # chips for whose larger programs our count of HBM bytes was checked (lib.demos.hlo)
-WIDTH, COLUMNS = 8192, {"matmul": 32_768, "weights": 28_672}    # as in lib.demos.programs
-HEADS, KV_HEADS, D_HEAD = 64, 8, 128
 
 VECTOR = "one row is multiplied by the vector unit, whose count includes the conversion of each weight"
 UNPACKED = "the count charges 4-bit and narrower values as they are unpacked, though temporary memory is 0"
@@ -83,10 +82,10 @@ def sent(server, batch):
 
 def _product(row):
     case = row.case
-    rows, columns = case.batch, COLUMNS[case.program]
+    rows, columns = case.batch, WIDE if case.program == "matmul" else F
     stored, given = format(case.weights).bytes, format(case.activations).bytes
-    operands = rows * WIDTH * given + WIDTH * columns * stored
-    yield Verdict(row, "FLOPs", row.flops, 2 * rows * WIDTH * columns, VECTOR if rows == 1 else "")
+    operands = rows * D * given + D * columns * stored
+    yield Verdict(row, "FLOPs", row.flops, 2 * rows * D * columns, VECTOR if rows == 1 else "")
     yield Verdict(row, "argument bytes", row.argument, operands)
     yield Verdict(row, "HBM bytes", row.hbm, operands + 2 * rows * columns)
     yield Verdict(row, "bytes accessed", row.accessed, operands + 2 * rows * columns, UNPACKED if stored < 1 else MOVED)
@@ -113,8 +112,8 @@ def _prefill(row):
 
 def _experts(row):
     case, server = row.case, by_device(row.case)
-    ffn, D = server.model.blocks[-1].ffn, server.model.d_model
-    stored = 2 * (ffn.n_experts * ffn.matrices * D * ffn.d_ff / case.devices + D * ffn.n_experts + case.batch / case.devices * D)
+    ffn, width, n = server.model.blocks[-1].ffn, server.model.d_model, case.devices
+    stored = 2 * width * (ffn.n_experts * ffn.matrices * ffn.d_ff / n + ffn.n_experts + case.batch / n)
     yield Verdict(row, "argument bytes", row.argument, stored)
     layers = sum(block.layers for block in server.model.blocks if block.ffn.n_experts > 1)
     yield Verdict(row, "all-to-all bytes", row.sent()["all-to-all"][1], sent(server, case.batch)["all-to-all"] / layers, STATIC)
@@ -125,8 +124,8 @@ def _step(row):
     stored = held(case)
     yield Verdict(row, "argument bytes", row.argument, stored)
     if case.layout == "fsdp":
-        [block], D = server.model.blocks, server.model.d_model
-        matrices = format(case.weights).bytes * block.layers * (block.mixer.params(D) + block.ffn.params(D))
+        [block], width = server.model.blocks, server.model.d_model
+        matrices = format(case.weights).bytes * block.layers * (block.mixer.params(width) + block.ffn.params(width))
         yield Verdict(row, "all-gather bytes", row.sent(block.layers)["all-gather"][1], matrices * (1 - 1 / case.devices))
     if case.layout in ("heads", "batch", "sequence"):
         if case.chip in TRUSTED:
