@@ -68,7 +68,7 @@ $(TPU)/.ready: requirements-tpu.lock
 
 ROWS ?= 10
 referee: $(TPU)/.ready ## compile recorded rows again with the TPU compiler (1.3 GB): ROWS=10 of them, or ROW=name; RECORD=1
-	$(TPU)/bin/python -m lib.demos.cases $(if $(RECORD),--record,$(or $(ROW),--rows $(ROWS)))
+	$(TPU)/bin/python -m lib.demos.cases $(if $(filter 1,$(RECORD)),--record,$(if $(ROW),'$(ROW)',--rows $(ROWS)))
 
 # Universal: one lock for Linux, macOS and every supported Python; "fewest": with the same versions, so the same digits.
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest --generate-hashes --no-header

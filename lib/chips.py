@@ -59,9 +59,8 @@ class Chip:
         for name in ("devices", "tile"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name} of {self.name} must be a whole number and positive, got {getattr(self, name)!r}")
-        if not 0 <= self.hbm_reserved < self.hbm_bytes:
-            raise ValueError(f"hbm_reserved of {self.name} must be less than its {self.hbm_bytes:.3g} B of HBM and not negative, "
-                             f"got {self.hbm_reserved!r}")
+        positive(f"hbm_reserved of {self.name}", self.hbm_reserved, zero=True)
+        positive(f"what hbm_reserved leaves of the HBM of {self.name}", self.capacity)
         if not isinstance(self.dcn, Switch | None):
             raise ValueError(f"dcn of {self.name} must be a Switch between domains, or None, got {self.dcn!r}")
 
@@ -131,6 +130,8 @@ def _read(name, **readings):
     kind = next(row["value"] for row in rows if row["field"] == "network")
     used = ("hbm_bytes", "hbm_reserved", "hbm_bandwidth", *NETWORKS[kind][1], *HARDWARE, *DCN, "devices", "tile", "price")
     numbers = {row["field"]: si(row["value"], row["unit"]) for row in rows if row["field"] in used and row["value"]}
+    if "hbm_bytes" in readings:             # as its source prints it, whole
+        numbers.pop("hbm_reserved", None)
     for field, source in readings.items():
         known(f"field of {name}", field, numbers)
         rows = [row for row in table("chips") if (row["chip"], row["field"]) == (name, field) and row["value"]]

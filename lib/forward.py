@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from .breakdown import slowest, term, total
 from .chips import roofline
-from .elementwise import NUMBERS, positive
+from .elementwise import NUMBERS, minimum, positive
 from .network import all_gather, all_reduce, all_to_all, reduce_scatter, send
 from .server import Server, footprint, kv_share, split
 from .units import show
@@ -86,8 +86,9 @@ def _collectives(server, block, copies, a, tokens, among):
         yield reduce_scatter(wide / 2, copies.chips, copies)
     if among is not None:
         n = X * server.plan.expert
-        each = ffn.n_experts / n / (ffn.n_experts - (ffn.top_k - 1) / 2)    # drawn k times from ever fewer, so from the mean
-        places = n * (1 - (1 - each) ** ffn.top_k)          # chips that hold some of a token's experts
+        E, k = ffn.n_experts, ffn.top_k
+        each = E / minimum(n, E) / (E - (k - 1) / 2)        # drawn k times from ever fewer experts: from their mean number
+        places = n * (1 - (1 - each) ** k)         # chips that hold some of a token's experts
         yield replace(all_to_all(a * among * places * D, n, server.expert_slice) * 2, name="expert all-to-all")
 
 

@@ -186,6 +186,12 @@ def test_a_chip_of_your_own(toml):
     )
 
 
+def test_another_reading_of_the_memory_is_whole():
+    """16 GB as the vendor's page prints them, with nothing kept back: what a claim of that source is checked with."""
+    assert 16e9 == chip("v5e", hbm_bytes="DOC").capacity
+    assert chip("v5e").hbm_reserved == chip("v5e", hbm_bandwidth="JAX").hbm_reserved == 2**28
+
+
 def test_what_a_chip_of_your_own_keeps(toml):
     """Of 80 GB, 5 kept by the driver leave 75 to programs."""
     assert 75e9 == chip(toml(GOOD + '\nhbm_reserved = "5 GB"')).capacity

@@ -478,6 +478,17 @@ def test_chips_that_a_token_visits(E, k, n, chips):
     assert 2 * 2 * n * chips * 128 * (1 - 1 / n) / one.expert_slice.exchange == pytest.approx(sent, rel=5e-3)
 
 
+@pytest.mark.parametrize(("E", "k", "n"), [(8, 2, 8), (8, 2, 32), (8, 8, 8), (256, 8, 64), (256, 8, 1024), (16, 1, 4), (4, 4, 2)])
+def test_a_token_visits_no_more_chips_than_it_has_experts(E, k, n):
+    """Nor more than there are, also where an expert is cut over several chips: it travels to k parts of as many chips each."""
+    block = Block("moe", 1, GQA(n, n, 16), FFN(1024, E, k))
+    plan = Plan(max(n // E, 1), expert=min(n, E))
+    one = Server(Model("m", 128, 100, (block,)), chip("v5p"), plan)
+    sent = decode_step(one, n, 100)["moe/expert all-to-all/bandwidth"].value
+    reached = sent * one.expert_slice.exchange / (2 * 2 * n * 128 * (1 - 1 / n))
+    assert 0.86 * min(n, k * max(n // E, 1)) <= reached <= 1.0001 * min(n, k * max(n // E, 1)) or k > 1 and n < E
+
+
 @pytest.mark.parametrize(("batch", "touched"), [(1, 8.0), (4, 30.5), (8, 57.4), (16, 102.0)])
 def test_few_sequences_touch_few_experts_in_any_number_of_groups(batch, touched):
     """DeepSeek-V3 on 8 groups of one chip: what B sequences touch (formulas.md T11), an eighth of it in each group. That groups

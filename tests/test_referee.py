@@ -269,13 +269,41 @@ def test_the_command_line(data, compiler, monkeypatch, capsys):
     assert main("--rows", "2") == 0 and len(compiler) == 2
     compiler.clear()
     assert main("matmul/v5e/1/bf16/bf16/2") == 0 and compiler == asked_for(2)
-    with pytest.raises(KeyError, match="unknown row 'matmul/v5e'.*matmul/v5e/1/bf16/bf16/1"):
-        main("matmul/v5e")
+    for words, said in {
+        ("matmul/v5e/1/bf16/bf16/3",): "no row 'matmul/v5e/1/bf16/bf16/3'; near it: matmul/v5e/1/bf16/bf16/",
+        ("nonsense",): "no row 'nonsense'; near it: none",
+        ("--rows", "0"): "1 or more",
+        ("--rows", "-1"): "1 or more",
+        ("--record", "matmul/v5e/1/bf16/bf16/2"): "takes no names",
+    }.items():
+        with pytest.raises(SystemExit):
+            main(*words)
+        assert said in capsys.readouterr().err
+    monkeypatch.setattr(cases, "which", lambda name: None)
+    assert cases.commit() == "" and "no commit to choose by" in capsys.readouterr().out
     path = data / "referee.csv"
     path.write_text(path.read_text().replace(",2000,", ",2001,"))
     assert main() == 1
     told = "3 of 3 rows of lib/data/referee.csv compiled again, 1 of them changed"
     assert capsys.readouterr().out.splitlines()[-1] == told
+
+
+def test_a_live_compilation_says_plainly_where_there_is_none(monkeypatch, tmp_path):
+    """Neither here nor where `make referee` would put it; half made; made, with a compiler that fails; and one that answers."""
+    told = f"Recorded with jax 0.10.2 and libtpu 0.0.42.1: {ACCEPTED.case.name}"
+    monkeypatch.setattr(cases, "ROOT", tmp_path)
+    monkeypatch.setattr(referee, "present", lambda: False)
+    missing = "libtpu is not installed here (`make referee` installs it), so nothing was compiled."
+    assert cases.live(ACCEPTED).splitlines() == [missing, told]
+    python = tmp_path / ".venv-tpu" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho 'it broke' >&2\nexit 1\n")
+    python.chmod(0o755)
+    assert cases.live(ACCEPTED).splitlines() == [missing, told]
+    (tmp_path / ".venv-tpu" / ".ready").touch()
+    assert cases.live(ACCEPTED).splitlines() == ["Nothing was compiled: it broke", told]
+    python.write_text('#!/bin/sh\necho "  1.0 s  same       $3"\n')
+    assert cases.live(ACCEPTED) == f"  1.0 s  same       {ACCEPTED.case.name}\n"
 
 
 def test_what_is_asked():
@@ -373,3 +401,14 @@ def test_a_program_that_is_too_large_is_a_row(as_if, monkeypatch):
         monkeypatch.setattr(programs, "matmul", failing(words))
         with pytest.raises(jax.errors.JaxRuntimeError, match=words[:8]):
             referee.compiled(case)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512.50M", 512.5 * 2**20), ("17.25G", 17.25 * 2**30), ("4.69T", 4.69 * 2**40)]
+)
+def test_a_refusal_of_any_size_is_read(as_if, monkeypatch, text, size):
+    """XLA prints the largest unit that fits: a batch of 4,096 asks for terabytes."""
+    told = f"the total memory required for HLO temporaries ({text}) exceeds available HBM (256.00M)."
+    monkeypatch.setattr(programs, "matmul", failing(f"RESOURCE_EXHAUSTED: Ran out of memory on HBM, {told}"))
+    row, _ = referee.compiled(Case("matmul", "v5e", weights="bf16"))
+    assert (row.temporary, row.room) == (round(size), 2**28)

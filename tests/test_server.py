@@ -171,6 +171,13 @@ def test_pages_round_a_cache_up():
     np.testing.assert_array_equal([16.0, 32.0], held(paged, np.array([1, 17])) / held(plain, 1))
 
 
+def test_memory_may_be_swept():
+    """13B on 8 chips of 16 and of 32 GB, of which 0.27 GB are kept: 3.25 GB of weights a chip, 0.839 GB a sequence."""
+    one = server("llama-2-13b", "v5e", 8)
+    swept = replace(one, chip=replace(one.chip, hbm_bytes=np.array([16e9, 32e9])))
+    assert [(16e9 - 0.27e9 - 3.254e9) // 0.8389e9, (32e9 - 0.27e9 - 3.254e9) // 0.8389e9] == max_batch(swept, 8192).tolist()
+
+
 def test_max_batch_of_70b_on_16_v5e():
     """By hand: 256 GiB less 143.8 GB of weights (K and V projections lie twice) leave 131.1 GB, 126.8 GB where the compiler
     leaves 252 GiB; KV heads lie twice, so 24 or 23 sequences of 2 x 2.684 GB fit; split by batch 48 or 46. (The slice's

@@ -4,12 +4,14 @@ import argparse
 import random
 import subprocess
 import sys
+from difflib import get_close_matches
 from pathlib import Path
+from shutil import which
 
 from lib.demos import referee
 from lib.demos.referee import Case
-from lib.facts import known
 
+ROOT = Path(__file__).parents[2]
 POWERS = tuple(2**n for n in range(13))
 
 
@@ -117,13 +119,23 @@ def check(rows):
 
 def live(row):
     """What the compiler says of a recorded row now, as text: where libtpu is installed here, or where `make referee` put it."""
-    own = Path(__file__).parents[2] / ".venv-tpu" / "bin" / "python"
-    python = sys.executable if referee.present() else str(own)
-    if not (referee.present() or own.exists()):
-        return (f"libtpu is not installed here (`make referee` installs it), so nothing was compiled.\n"
-                f"Recorded with jax {row.jax} and libtpu {row.libtpu}: {row.case.name}")
-    done = subprocess.run([python, "-m", "lib.demos.cases", row.case.name], cwd=own.parents[2], capture_output=True, text=True)
-    return done.stdout + done.stderr * (done.returncode > 1)
+    own, recorded = ROOT / ".venv-tpu", f"Recorded with jax {row.jax} and libtpu {row.libtpu}: {row.case.name}"
+    python = sys.executable if referee.present() else own / "bin" / "python"
+    if not (referee.present() or (own / ".ready").exists()):
+        return f"libtpu is not installed here (`make referee` installs it), so nothing was compiled.\n{recorded}"
+    done = subprocess.run([python, "-m", "lib.demos.cases", row.case.name], cwd=ROOT, capture_output=True, text=True)
+    if row.case.name not in done.stdout:
+        return f"Nothing was compiled: {(done.stderr.strip() or 'no word').splitlines()[-1]}\n{recorded}"
+    return done.stdout
+
+
+def commit():
+    """The commit that is checked out, as hexadecimal digits; none, and a word about it, outside of a checkout."""
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True) if which("git") else None
+    if found is None or found.returncode:
+        print("no commit to choose by: the same rows as always outside of a checkout")
+        return ""
+    return found.stdout.strip()
 
 
 def main():
@@ -133,16 +145,16 @@ def main():
     parser.add_argument("--rows", type=int, default=10, help="how many are chosen (10)")
     parser.add_argument("--record", action="store_true", help="compile what the record lacks instead, and write it down")
     asked = parser.parse_args()
+    if asked.rows < 1 or asked.record and asked.names:
+        parser.error("--rows is 1 or more, and --record takes no names: delete the rows that are to be recorded anew")
     if asked.record:
         referee.record(cases())
         return 0
     rows = referee.recorded()
-    if asked.names:
-        named = {row.case.name: row for row in rows}
-        rows = [named[known("row", name, named)] for name in asked.names]
-    else:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-        rows = chosen(rows, asked.rows, commit)
+    named = {row.case.name: row for row in rows}
+    if strange := [name for name in asked.names if name not in named]:
+        parser.error(f"no row {strange[0]!r}; near it: {', '.join(get_close_matches(strange[0], named)) or 'none'}")
+    rows = [named[name] for name in asked.names] or chosen(rows, asked.rows, commit())
     changed, whole = check(rows), len(referee.recorded())
     print(f"{len(rows)} of {whole} rows of lib/data/referee.csv compiled again, {changed} of them changed")
     return int(changed > 0)

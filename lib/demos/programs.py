@@ -11,16 +11,15 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from lib.demos.referee import D_HEAD, HEADS, KV_HEADS, WIDE, D, F
+from lib.demos.referee import D_HEAD, HEADS, KV_HEADS, SMALLEST, WIDE, D, F
 
 TYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn, "int4": jnp.int4,
          "fp4": jnp.float4_e2m1fn, "int2": jnp.int2}
-NAMES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "ironwood": "tpu7x:2x2x1"}   # the smallest
 
 
 def devices(case):
     """The abstract devices of a case's slice, an array. Slice "1" is one device of the smallest that can be described."""
-    smallest = NAMES[case.chip]
+    smallest = SMALLEST[case.chip]
     name = smallest if case.slice == "1" else f"{smallest.partition(':')[0]}:{case.slice}"
     found = np.array(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
     return found[:1] if case.slice == "1" else found

@@ -21,9 +21,11 @@ PROGRAMS = ("matmul", "weights", "decode attention", "prefill attention", "exper
 # Sizes of the small programs: LLaMA-3-70B's width, FFN and heads, and a rounder width for the knee.
 D, F, WIDE = 8192, 28_672, 32_768
 HEADS, KV_HEADS, D_HEAD = 64, 8, 128
-# libtpu looks for the machine that it is on, and is told.
+SMALLEST = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "ironwood": "tpu7x:2x2x1"}   # slices
+# libtpu looks for the machine that it is on, and is told; settings of whoever calls would change programs.
 HOST = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_WORKER_ID": "0",
         "TPU_WORKER_HOSTNAMES": "localhost", "TF_CPP_MIN_LOG_LEVEL": "3", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+SETTINGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION")
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Case:
 
     def __post_init__(self):
         known("program", self.program, PROGRAMS)
-        lib.chip(self.chip)
+        known("chip", self.chip, SMALLEST)
 
     @property
     def name(self):
@@ -163,6 +165,8 @@ def compiled(case):
     if not present():
         raise RuntimeError("libtpu is not installed here; `make referee` installs it in an environment of its own")
     os.environ.update(HOST)
+    for name in SETTINGS:
+        os.environ.pop(name, None)
     import jax
 
     jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")     # kernels carry the names of their files
@@ -175,10 +179,10 @@ def compiled(case):
     try:
         done = jax.jit(function, donate_argnums=overwritten).lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:
-        refusal = re.search(r"RESOURCE_EXHAUSTED.*\((\S+)G\) exceeds available HBM \((\S+)G\)", str(error))
+        refusal = re.search(r"RESOURCE_EXHAUSTED.*\((\S+)([KMGT])\) exceeds available HBM \((\S+)([KMGT])\)", str(error))
         if not refusal:
             raise
-        asked, room = (round(float(text) * 2**30) for text in refusal.groups())
+        asked, room = (round(float(refusal[i]) * 1024 ** (" KMGT".index(refusal[i + 1]))) for i in (1, 3))
         return replace(row, temporary=asked, room=room, seconds=round(time.perf_counter() - start, 1)), ""
     seconds, text, cost, memory = time.perf_counter() - start, done.as_text(), done.cost_analysis(), done.memory_analysis()
     sent = Counter(hlo.collectives(text)).items()
