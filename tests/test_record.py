@@ -101,7 +101,7 @@ def test_13b_on_8_v5e(batch, kv_heads, accepted):
 
 def test_the_scaling_books_gib_are_gb():
     """Its 133.2 at batch 16 are 124.2 GiB, of 126 that the compiler leaves on 8 chips: by hand, 16 x 6.71 + 26.03 GB."""
-    assert 8 * v5e(16).argument / 1e9 == pytest.approx(133.2 + 0.2, abs=0.2)
+    assert 8 * v5e(16).argument / 1e9 == pytest.approx(16 * 6.711 + 26.03, abs=0.05)
     assert 8 * v5e(16).argument / GIB == pytest.approx(124.2, abs=0.1)
 
 
@@ -234,7 +234,7 @@ def test_every_difference_has_a_reason():
 @pytest.mark.parametrize("factor", [0.1, 0.15, 12, 100])
 @pytest.mark.parametrize("field", ["flops", "accessed", "hbm", "argument"])
 def test_reasons_do_not_explain_everything(field, factor):
-    """A number that is five times too small, or twelve times too large, is not explained, whatever is said of its quantity."""
+    """A number that is seven times too small, or twelve times too large, is not explained, whatever is said of its quantity."""
     quantity = {"flops": "FLOPs", "accessed": "bytes accessed", "hbm": "HBM bytes", "argument": "argument bytes"}[field]
     for row in ROWS:
         wrong = verdicts.verdicts(replace(row, **{field: factor * getattr(row, field)}))

@@ -155,8 +155,8 @@ def hbm_bytes(text):
     """Bytes that a compiled program reads from HBM and writes there, from its text.
 
     A fusion reads its operands and writes its result once; what is kept on the chip is free; of an array of which only a slice
-    is used or replaced, the slice counts. A heuristic: it holds for layers in a loop on v5e, and was not found to hold for
-    unrolled layers or for v5p and TPU7x, whose programs move data in ways that it does not know.
+    is used or replaced, the slice counts. A heuristic: checked on single products, and on layers in a loop on v5e and v6e; not on
+    unrolled layers, nor on whole steps on v5p and TPU7x, whose programs move data in ways that it may not know.
     """
     program, entry = computations(text)
     types = {each.name: each.type for lines in program.values() for each in lines}

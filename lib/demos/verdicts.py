@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import lib
 from lib.demos import referee
+from lib.demos.hlo import KINDS
 from lib.demos.referee import D_HEAD, HEADS, KV_HEADS, WIDE, D, F
 from lib.formats import format
 from lib.server import weights
@@ -84,7 +85,7 @@ def sent(server, batch):
     found, nodes = Counter(), [lib.decode_step(replace(server, chip=replace(server.chip, network=network, dcn=None)), batch, 1)]
     for node in nodes:
         kind = node.name.rpartition(" ")[2]
-        if kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):    # and none of its parts, which repeat it
+        if kind in KINDS:                   # and none of its parts: an all-reduce has two more inside
             found[kind] += node.value
         else:
             nodes += node.parts
