@@ -30,6 +30,17 @@ def exact_critical_batch(chip, d_in, d_out, weights="bf16", math="bf16", activat
     return term("critical batch", b * d_in * d_out / surplus, "tokens")
 
 
+def dequantization_limit(chip, weights="int4"):
+    """Vector operations per weight that a chip has time for while it reads the weights: more, and unpacking them takes longer
+    than the read.
+
+    What is stored in a format that is not multiplied is cast on the vector units first. ValueError where their rate is not
+    known. Source: this book, from the vector units of the Scaling Book's chapter 2."""
+    if chip.vector is None:
+        raise ValueError(f"how fast the vector units of {chip.name} are is not known")
+    return term("operations", format(weights).bytes * chip.vector / chip.hbm_bandwidth, "FLOP")
+
+
 def attention_intensity(group, context, new=1, kv="bf16", activations="bf16"):
     """FLOPs per HBM byte of decode attention with `group` query heads per KV head: 2 G T / b_kv for long contexts.
 

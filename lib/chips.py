@@ -21,7 +21,7 @@ DCN = ("dcn_bandwidth", "dcn_latency")
 COUNTED = ("axes", "wrap", "domain", "devices", "tile")
 UNITS = {"hbm_bytes": "B", "hbm_reserved": "B", "hbm_bandwidth": "B/s", "kv_bandwidth": "B/s", "link_bandwidth": "B/s",
          "egress_bandwidth": "B/s", "hop_latency": "s", "overhead": "s", "dcn_bandwidth": "B/s", "dcn_latency": "s",
-         "price": "USD/s", **dict.fromkeys(COUNTED, ""), **dict.fromkeys(HARDWARE, "FLOP/s")}
+         "price": "USD/s", "vector": "FLOP/s", **dict.fromkeys(COUNTED, ""), **dict.fromkeys(HARDWARE, "FLOP/s")}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Chip:
     it was measured apart (None: as `hbm_bandwidth`); `price` USD per second; `uncertain` the fields whose source is doubtful;
     `dcn` the slower network that joins domains of the chip's own, through each chip's share of the network cards;
     `tile` the side of a matrix unit, in values (1: not known); `hbm_reserved` the HBM that system and compiler keep from programs
-    (0: not known)."""
+    (0: not known); `vector` operations per second of the vector units, f32 (None: not known)."""
 
     name: str
     hbm_bytes: float
@@ -51,9 +51,10 @@ class Chip:
     dcn: Switch | None = None
     tile: int = 1
     hbm_reserved: float = 0.0
+    vector: float | None = None
 
     def __post_init__(self):
-        for name in ("hbm_bytes", "hbm_bandwidth", "kv_bandwidth", "price", *HARDWARE):
+        for name in ("hbm_bytes", "hbm_bandwidth", "kv_bandwidth", "price", "vector", *HARDWARE):
             if getattr(self, name) is not None:
                 positive(f"{name} of {self.name}", getattr(self, name))
         for name in ("devices", "tile"):
@@ -103,7 +104,7 @@ class Chip:
         compute, memory, network = positive("compute", compute), positive("memory", memory), positive("network", network)
         link = "link_bandwidth" if hasattr(self.network, "link_bandwidth") else "egress"
         slower = replace(self.network, **{link: network * getattr(self.network, link)})
-        peaks = {name: compute * getattr(self, name) for name in HARDWARE if getattr(self, name) is not None}
+        peaks = {name: compute * getattr(self, name) for name in (*HARDWARE, "vector") if getattr(self, name) is not None}
         kv = None if self.kv_bandwidth is None else memory * self.kv_bandwidth
         dcn = None if self.dcn is None else replace(self.dcn, egress=network * self.dcn.egress)
         return replace(self, hbm_bandwidth=memory * self.hbm_bandwidth, kv_bandwidth=kv, network=slower, dcn=dcn, **peaks)
@@ -128,7 +129,7 @@ def _read(name, **readings):
     rows = [row for row in table("chips") if row["chip"] == name and row["role"] == "primary"]
     uncertain = tuple(row["field"] for row in rows if row["confidence"] == "uncertain")
     kind = next(row["value"] for row in rows if row["field"] == "network")
-    used = ("hbm_bytes", "hbm_reserved", "hbm_bandwidth", *NETWORKS[kind][1], *HARDWARE, *DCN, "devices", "tile", "price")
+    used = ("hbm_bytes", "hbm_reserved", "hbm_bandwidth", *NETWORKS[kind][1], *HARDWARE, *DCN, "devices", "tile", "price", "vector")
     numbers = {row["field"]: si(row["value"], row["unit"]) for row in rows if row["field"] in used and row["value"]}
     if "hbm_bytes" in readings:             # as its source prints it, whole
         numbers.pop("hbm_reserved", None)
@@ -169,7 +170,7 @@ def _assembled(name, kind, numbers, uncertain):
         raise ValueError(f"chip {name!r} lacks {', '.join(missing) or 'a peak in any of ' + ', '.join(HARDWARE)}")
     network = noun(*[int(numbers[key]) if key in COUNTED else numbers[key] for key in wants], numbers.get("overhead", 0.0))
     dcn = Switch(*[numbers[key] for key in DCN], MOST) if all(key in numbers for key in DCN) else None
-    plain = {key: numbers[key] for key in (*HARDWARE, "hbm_reserved", "kv_bandwidth", "price") if key in numbers}
+    plain = {key: numbers[key] for key in (*HARDWARE, "hbm_reserved", "kv_bandwidth", "price", "vector") if key in numbers}
     return Chip(name, numbers["hbm_bytes"], numbers["hbm_bandwidth"], network, devices=int(numbers.get("devices", 1)),
                 uncertain=uncertain, dcn=dcn, tile=int(numbers.get("tile", 1)), **plain)
 

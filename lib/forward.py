@@ -24,7 +24,8 @@ def forward(server, batch, new, context, logits=1):
     ValueError if batch or new are not positive, context is negative, or logits exceed new. Source: formulas 7.2 and 7.3."""
     new, context = positive("new", new), positive("context", context, zero=True)
     most = new.min() if type(new).__module__ == "numpy" else new
-    return _said(server, _pass(server, batch, new, context, positive("logits", logits, most=most)), batch, context + new)
+    return said(_pass(server, batch, new, context, positive("logits", logits, most=most)),
+                footprint(server, batch, context + new).value, server.chip.capacity)
 
 
 def _pass(server, batch, new, context, logits):
@@ -52,7 +53,7 @@ def _layer(server, block, copies, batch, among, new, context):
     b_A, b_F = stored.of("attention").bytes, stored.of("ffn").bytes
     projected, values, common, expert = mixer.params(D, X), mixer.core.width() / X, ffn.common(D, X), ffn.expert(D) / X
     groups = ffn.spread(server.plan.expert)
-    among = tokens if groups == 1 else among                # tokens from which the experts of a layer get theirs
+    among = tokens if groups == 1 else among * server.plan.imbalance            # from which the busiest experts get theirs
     k = ffn.top_k if groups == 1 else ffn.top_k * among / (groups * tokens)     # for each token of this group
     hidden = ffn.matrices * (k * ffn.d_ff + ffn.d_shared) / X
     sequences, share = kv_share(server, mixer, batch)
@@ -92,8 +93,8 @@ def _collectives(server, block, copies, a, tokens, among):
         yield replace(all_to_all(a * among * places * D, n, server.expert_slice) * 2, name="expert all-to-all")
 
 
-def _said(server, result, batch, context):
-    held, room = footprint(server, batch, context).value, server.chip.capacity
+def said(result, held, room):
+    """A breakdown that knows whether the bytes `held` by the fullest chip fit its `room`, and says so if they do not."""
     fits = held <= room
     note = ""
     if isinstance(held, NUMBERS) and isinstance(room, NUMBERS):
@@ -113,4 +114,4 @@ def decode_step(server, batch, context):
 
     Its `fits` is that of caches of `context` tokens, as for `fits` and `max_batch`: the new token's is not there yet."""
     context = positive("context", context)
-    return _said(server, _pass(server, batch, 1, context, 1), batch, context)
+    return said(_pass(server, batch, 1, context, 1), footprint(server, batch, context).value, server.chip.capacity)

@@ -8,6 +8,7 @@ from .facts import known, nested
 from .formats import Precision
 from .formats import format as _format
 from .mixers import GQA, MLA, Recurrent
+from .routing import experts_touched
 from .variants import Chunked, Indexed, Shared, Windowed
 
 Mixer = GQA | MLA | Recurrent | Windowed | Chunked | Indexed | Shared
@@ -16,7 +17,10 @@ NOUNS = {noun.__name__: noun for noun in (GQA, MLA, Recurrent, Windowed, Chunked
 
 @dataclass(frozen=True)
 class FFN:
-    """A mixture of experts behind a router, beside shared experts of `d_shared` width in all; one expert is the dense case."""
+    """A mixture of experts behind a router, beside shared experts of `d_shared` width in all; one expert is the dense case.
+
+    `chances`: those that a token uses each expert, where the router is skewed (`routing.popularity`, or your own counts over
+    tokens); None: all alike. ValueError unless they are one for each expert, from 0 to 1, and add up to top_k."""
 
     d_ff: int
     n_experts: int = 1
@@ -26,10 +30,14 @@ class FFN:
     router: int = 0
     extra: int = 0
     expert_extra: int = 0
+    chances: tuple[float, ...] | None = None
 
     def __post_init__(self):
         if not 1 <= self.top_k <= self.n_experts:
             raise ValueError(f"a token uses 1 to {self.n_experts} experts of {self.n_experts}, not {self.top_k}")
+        p = self.chances
+        if p is not None and not (len(p) == self.n_experts and all(0 <= x <= 1 for x in p) and abs(sum(p) - self.top_k) < 2**-20):
+            raise ValueError(f"chances are {self.n_experts} numbers from 0 to 1 that add up to {self.top_k}, not {p}")
 
     def expert(self, D):
         """Parameters of one expert."""
@@ -48,9 +56,10 @@ class FFN:
         return 1 if self.n_experts == 1 else groups
 
     def touched(self, tokens):
-        """Distinct experts that uniformly routed tokens reach: E (1 - (1 - k/E)^tokens)."""
-        E, k = self.n_experts, self.top_k
-        return E * (1 - (1 - k / E) ** tokens)
+        """Distinct experts that independently routed tokens reach."""
+        if self.chances is None:
+            return experts_touched(self.n_experts, self.top_k, tokens)
+        return sum(1 - (1 - p) ** tokens for p in self.chances)
 
 
 @dataclass(frozen=True)

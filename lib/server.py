@@ -24,7 +24,8 @@ class Plan:
     `expert` such groups hold different experts of each mixture, and different sequences; what is not an expert they replicate.
     Two all-to-alls a mixture bring tokens to their experts and back. `pipeline` stages hold different layers, and have as many
     parts of the batch under way. `data` replicas of all this share nothing. `page` is the tokens that a cache page holds,
-    `all_reduce` the algorithm of that collective ("ring" or "one-shot")."""
+    `all_reduce` the algorithm of that collective ("ring" or "one-shot"). `imbalance` is how many times the mean load the
+    busiest group of experts has, for which the others wait (`routing.imbalance`; 1: none)."""
 
     tensor: int = 1
     expert: int = 1
@@ -33,8 +34,11 @@ class Plan:
     kv: str = "heads"
     page: int = 1
     all_reduce: str = "ring"
+    imbalance: float = 1.0
 
     def __post_init__(self):
+        if not isinstance(self.imbalance, NUMBERS) or positive("imbalance", self.imbalance) < 1:
+            raise ValueError(f"imbalance is a number of at least 1, the mean load, got {self.imbalance!r}")
         for name in ("tensor", "expert", "pipeline", "data", "page"):
             object.__setattr__(self, name, _ways(name, getattr(self, name), swept=name == "tensor"))
         for name, allowed in (("kv", ("heads", "batch", "sequence")), ("all_reduce", ALGORITHMS)):

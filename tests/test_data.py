@@ -22,6 +22,7 @@ UNITS = {
     **dict.fromkeys(("hop_latency", "dcn_latency"), {"us"}),
     "on_chip_bytes": {"MiB", "MB"},
     "price": {"USD/h"},
+    "vector": {"TFLOP/s"},
 }
 EVERY_CHIP = (*FORMATS, "hbm_bytes", "hbm_bandwidth", "hop_latency", "domain", "devices", "year")
 EVERY_NETWORK = {
