@@ -15,7 +15,7 @@ PAGES := _config.yml _toc.yml $(shell find book lib -type f ! -name '*.pyc' ! -p
 export JAX_PLATFORMS ?= cpu
 
 .DELETE_ON_ERROR:
-.PHONY: help book test serve lab refresh bench referee lock clean
+.PHONY: help book test serve lab refresh bench models referee lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ refresh: $(READY) ## run every notebook and store its outputs; TIMINGS=1 measure
 
 bench: $(READY) ## time the cost model
 	$(BIN)/pytest benchmarks -s
+
+models: $(READY) ## train the two small language models of the demos anew (a quarter of an hour); their weights are stored
+	$(BIN)/python -m lib.demos.trained.train
 
 $(TPU)/.ready: requirements-tpu.lock
 	$(call environment,$(TPU),requirements-tpu.lock)

@@ -119,7 +119,7 @@ def _html_table(head, rows):
 
 def _typeset(text):
     """A formula or a name as HTML: powers raised, indices lowered, products with a dot."""
-    text = re.sub(r"\*\*(\w+)", r"<sup>\1</sup>", escape(text))
+    text = re.sub(r"\*\*(?:(\w+)|\(([^()]*)\))", r"<sup>\1\2</sup>", escape(text)).replace("**", "^")
     return re.sub(r"\b([a-zA-Z]+)_(\w+)", r"\1<sub>\2</sub>", text).replace("*", "·")
 
 

@@ -129,7 +129,8 @@ def _read(name, **readings):
     rows = [row for row in table("chips") if row["chip"] == name and row["role"] == "primary"]
     uncertain = tuple(row["field"] for row in rows if row["confidence"] == "uncertain")
     kind = next(row["value"] for row in rows if row["field"] == "network")
-    used = ("hbm_bytes", "hbm_reserved", "hbm_bandwidth", *NETWORKS[kind][1], *HARDWARE, *DCN, "devices", "tile", "price", "vector")
+    plain = ("hbm_bytes", "hbm_reserved", "hbm_bandwidth", "devices", "tile", "vector", "price")
+    used = (*plain, *NETWORKS[kind][1], *HARDWARE, *DCN)
     numbers = {row["field"]: si(row["value"], row["unit"]) for row in rows if row["field"] in used and row["value"]}
     if "hbm_bytes" in readings:             # as its source prints it, whole
         numbers.pop("hbm_reserved", None)

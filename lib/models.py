@@ -8,7 +8,7 @@ from .facts import known, nested
 from .formats import Precision
 from .formats import format as _format
 from .mixers import GQA, MLA, Recurrent
-from .routing import experts_touched
+from .routing import experts_touched, known_chances, skewed_touched
 from .variants import Chunked, Indexed, Shared, Windowed
 
 Mixer = GQA | MLA | Recurrent | Windowed | Chunked | Indexed | Shared
@@ -20,7 +20,7 @@ class FFN:
     """A mixture of experts behind a router, beside shared experts of `d_shared` width in all; one expert is the dense case.
 
     `chances`: those that a token uses each expert, where the router is skewed (`routing.popularity`, or your own counts over
-    tokens); None: all alike. ValueError unless they are one for each expert, from 0 to 1, and add up to top_k."""
+    tokens); None: all alike."""
 
     d_ff: int
     n_experts: int = 1
@@ -35,9 +35,8 @@ class FFN:
     def __post_init__(self):
         if not 1 <= self.top_k <= self.n_experts:
             raise ValueError(f"a token uses 1 to {self.n_experts} experts of {self.n_experts}, not {self.top_k}")
-        p = self.chances
-        if p is not None and not (len(p) == self.n_experts and all(0 <= x <= 1 for x in p) and abs(sum(p) - self.top_k) < 2**-20):
-            raise ValueError(f"chances are {self.n_experts} numbers from 0 to 1 that add up to {self.top_k}, not {p}")
+        if self.chances is not None:
+            object.__setattr__(self, "chances", known_chances(self.chances, self.n_experts, self.top_k))
 
     def expert(self, D):
         """Parameters of one expert."""
@@ -59,7 +58,7 @@ class FFN:
         """Distinct experts that independently routed tokens reach."""
         if self.chances is None:
             return experts_touched(self.n_experts, self.top_k, tokens)
-        return sum(1 - (1 - p) ** tokens for p in self.chances)
+        return skewed_touched(self.chances, tokens)
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,45 @@
 """Which experts the tokens of a pass reach, and how unevenly: plain counts, from which mixtures are priced."""
 
-from math import exp, lgamma, log, log1p, prod
+from math import ceil, exp, lgamma, log, log1p, prod, sqrt
 from operator import index
 
-from .elementwise import positive
+from .elementwise import NUMBERS, positive
+
+STEEPEST = 16           # beyond, the popularity of most experts is no number any more
 
 
 def experts_touched(experts, top_k, tokens):
     """Distinct experts that uniformly routed tokens reach: E (1 - (1 - k/E)^tokens). Numbers or arrays.
 
-    Each token uses top_k different experts, whatever the others use. ValueError unless 1 <= top_k <= experts.
-    Source: the chance that all tokens miss an expert; in neither the source chapter nor the Scaling Book."""
-    experts = positive("experts", experts)
-    top_k, tokens = positive("top_k", top_k, most=experts), positive("tokens", tokens, zero=True)
+    Each token uses top_k different experts, whatever the others use. ValueError unless 1 <= top_k <= experts, and for negative
+    tokens. Source: the chance that all tokens miss an expert; in neither the source chapter nor the Scaling Book."""
+    experts, tokens = positive("experts", experts), positive("tokens", tokens, zero=True)
+    top_k = positive("top_k", top_k, most=experts)
+    positive("top_k - 1", top_k - 1, zero=True)
+    positive("experts - top_k", experts - top_k, zero=True)         # `most` is for numbers
     return experts * (1 - (1 - top_k / experts) ** tokens)
 
 
-def popularity(experts, top_k, skew):
-    """The chance that a token uses each expert, the most popular first, where popularity falls as 1 / rank^skew.
+def skewed_touched(chances, tokens):
+    """Distinct experts that tokens reach, each of which uses expert e with chance chances[e], whatever the others use."""
+    tokens = positive("tokens", tokens, zero=True)
+    return sum(1 - (1 - p) ** tokens for p in chances)
 
-    A token draws its top_k experts one after the other, each in proportion to the popularity of those left; the chance to be
-    among them is 1 - exp(-c w), with c such that the chances add up to top_k. A tuple; skew 0 gives top_k / experts.
-    ValueError for a skew that is negative, or unless 1 <= top_k <= experts. Source: Rosen 1972 on successive sampling."""
-    skew, top_k = positive("skew", skew, zero=True), positive("top_k", top_k, most=positive("experts", experts))
-    weights = [rank ** -skew for rank in range(1, experts + 1)]
-    if top_k == experts:
-        return (1.0,) * experts
+
+def popularity(experts, top_k, skew):
+    """The chance that a token uses each expert, the most popular first, where popularity falls as 1 / rank^skew. A tuple.
+
+    A token draws its top_k experts one after the other, each in proportion to the popularity of those left. The chance to be
+    among them is close to 1 - exp(-c w), with c such that the chances add up to top_k: within 6 % for the popular experts;
+    exact for one draw. ValueError for a skew that is negative or above 16, and unless 1 <= top_k <= experts.
+    Source: Rosen 1972 on successive sampling."""
+    experts, top_k = whole("experts", experts), whole("top_k", top_k)
+    if not isinstance(skew, NUMBERS) or not 1 <= top_k <= experts:
+        raise ValueError(f"skew is a number, and top_k from 1 to the {experts} experts there are; got {skew!r} and {top_k}")
+    weights = [rank ** -positive("skew", skew, zero=True, most=STEEPEST) for rank in range(1, experts + 1)]
+    if top_k in (1, experts):
+        every = sum(weights)
+        return tuple(w / every if top_k == 1 else 1.0 for w in weights)
 
     def drawn(c):
         return [1 - exp(-c * w) for w in weights]
@@ -38,32 +52,48 @@ def popularity(experts, top_k, skew):
     return tuple(drawn(high))
 
 
+def known_chances(chances, experts, top_k):
+    """The chances that a token uses each expert as a tuple, if they are that. ValueError unless there is one for each of the
+    experts, from 0 to 1, and they add up to top_k."""
+    found = _chances(chances)
+    if len(found) != experts or abs(sum(found) - top_k) > 2**-20 * experts:
+        raise ValueError(f"chances are {experts} numbers from 0 to 1 that add up to {top_k}, not {chances!r}")
+    return found
+
+
 def expected_max(count, shares):
     """Mean of the largest of several binomial counts: of `count` things, how many the bin that gets most of them gets.
 
-    shares: the chance of each bin. Bins are taken as independent, though their sum is fixed: within 3 % from about two things
-    a bin on, too low where they are fewer. ValueError for a count or shares that are none.
-    Source: the distribution of a maximum is the product of the distributions."""
-    whole, shares = isinstance(count, int) and not isinstance(count, bool), [*shares]
-    if not whole or count < 0 or not shares or not all(0 <= p <= 1 for p in shares):
-        raise ValueError(f"a whole number of things, not negative, and shares from 0 to 1, got {count!r} and {shares[:4]}")
-    sums, mean = {p: _cumulated(count, p) for p in set(shares)}, 0.0
-    for _ in range(count):
+    shares: the chance of each bin. Bins are taken as independent, though their sum is fixed, which gives too little: up to 8 %
+    for two to eight bins with few things, within 3 % from 16 bins with two things each. ValueError for a count or shares that
+    are none. Source: the distribution of a maximum is the product of the distributions."""
+    count, found = whole("count", count), _chances(shares)
+    if not found:
+        raise ValueError(f"shares are the chances of the bins, numbers from 0 to 1 and one at least, not {shares!r}")
+    low = max(_start(count, p) for p in found)
+    sums, mean = {p: _cumulated(count, p, low) for p in set(found)}, float(low)
+    for _ in range(low, count):
         here = {p: next(below) for p, below in sums.items()}
-        beyond = 1 - prod(here[p] for p in shares)
+        beyond = 1 - prod(here[p] for p in found)
         mean += beyond
-        if beyond < 1e-12 and mean:
+        if beyond < 1e-12:
             break
     return mean
 
 
-def _cumulated(n, p):
-    """The chances that a binomial count is at most 0, 1, 2, ..."""
+def _start(n, p):
+    """A count that a binomial one is hardly ever below: ten standard deviations under its mean."""
+    return max(0, int(n * p - 10 * sqrt(n * p * (1 - p)) - 10))
+
+
+def _cumulated(n, p, low):
+    """The chances that a binomial count is at most low, low + 1, ..."""
     total = 0.0
-    for m in range(n):
+    for m in range(_start(n, p), n):
         ways = lgamma(n + 1) - lgamma(m + 1) - lgamma(n - m + 1)
         total += exp(ways + m * log(p) + (n - m) * log1p(-p)) if 0 < p < 1 else p == 0 and m == 0
-        yield min(total, 1.0)
+        if m >= low:
+            yield min(total, 1.0)
 
 
 def imbalance(chances, groups, tokens):
@@ -71,11 +101,33 @@ def imbalance(chances, groups, tokens):
 
     chances: those that a token uses each expert (`popularity`, or counts of your own over tokens), in the order of placement:
     each group holds as many neighbours. tokens: a whole number, routed independently of each other. A group takes at most as
-    many of a token's choices as it has experts. ValueError unless the groups divide the experts."""
-    chances, groups, tokens = [*chances], index(groups), index(tokens)
-    if groups < 1 or len(chances) % groups or tokens < 1:
-        raise ValueError(f"{groups} groups must divide {len(chances)} experts, and have a token at least, got {tokens}")
-    own, k = len(chances) // groups, round(sum(chances))
-    most = min(own, k)
-    loads = [sum(chances[own * g:own * (g + 1)]) for g in range(groups)]
-    return max(expected_max(tokens * most, [min(load / most, 1.0) for load in loads]) * groups / (tokens * sum(loads)), 1.0)
+    many of a token's choices as it has experts. ValueError unless the groups divide the experts; as `expected_max`."""
+    groups, tokens, found = whole("groups", groups), whole("tokens", tokens), _chances(chances)
+    if not tokens or not groups or sum(found) < 0.5 or len(found) % groups:
+        raise ValueError(f"tokens are 1 at least, and groups divide the experts, whose chances are from 0 to 1; got {tokens}, "
+                         f"{groups} groups, chances {chances!r}")
+    own, mean = len(found) // groups, tokens * sum(found) / groups
+    most = min(own, max(round(sum(found)), 1))
+    loads = [sum(found[own * g:own * (g + 1)]) for g in range(groups)]
+    busiest = expected_max(tokens * most, [min(load / most, 1.0) for load in loads])
+    fullest = max(busiest, ceil(mean - 2**-20)) / mean      # a bin has the mean, rounded up, at least
+    return min(max(fullest, 1.0), float(groups))
+
+
+def whole(name, x):
+    """`x` as an int if it is a whole number from 0 to 2^30, all of which can be gone through; ValueError otherwise."""
+    try:
+        if not isinstance(x, bool) and 0 <= index(x) <= 2**30:
+            return index(x)
+    except TypeError:
+        pass
+    raise ValueError(f"{name} must be a whole number from 0 to 2^30, got {x!r}")
+
+
+def _chances(x):
+    """Numbers from 0 to 1 as a tuple; an empty one if they are not that."""
+    try:
+        found = tuple(float(p + 0.0) for p in x)
+    except (TypeError, ValueError):
+        return ()
+    return found if all(0 <= p <= 1 for p in found) else ()

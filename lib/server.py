@@ -37,10 +37,12 @@ class Plan:
     imbalance: float = 1.0
 
     def __post_init__(self):
-        if not isinstance(self.imbalance, NUMBERS) or positive("imbalance", self.imbalance) < 1:
-            raise ValueError(f"imbalance is a number of at least 1, the mean load, got {self.imbalance!r}")
         for name in ("tensor", "expert", "pipeline", "data", "page"):
             object.__setattr__(self, name, _ways(name, getattr(self, name), swept=name == "tensor"))
+        load = positive("imbalance", self.imbalance)
+        if getattr(load, "shape", ()) or not 1 <= load <= self.expert:
+            raise ValueError(f"imbalance is a number from 1, the mean load, to expert={self.expert}, all of it; got {load!r}")
+        object.__setattr__(self, "imbalance", float(load))
         for name, allowed in (("kv", ("heads", "batch", "sequence")), ("all_reduce", ALGORITHMS)):
             if not isinstance(getattr(self, name), str) or getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")

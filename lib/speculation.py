@@ -9,6 +9,7 @@ from .bounds import critical_batch
 from .breakdown import term, total
 from .elementwise import maximum, minimum, positive
 from .forward import decode_step, forward, said
+from .routing import whole
 from .server import Server, footprint
 
 
@@ -35,8 +36,8 @@ def implied_acceptance(tokens, k):
     """The acceptance at which a round of k proposals yields so many tokens: `expected_tokens` inverted.
 
     ValueError unless 1 <= tokens < k + 1. Source: this book, by bisection."""
-    most = positive("k", k) + 1
-    if not 1 <= positive("tokens", tokens) < most:
+    most = positive("k", _number("k", k)) + 1
+    if not 1 <= positive("tokens", _number("tokens", tokens)) < most:
         raise ValueError(f"a round of {k} proposals yields 1 token at least and fewer than {most} on average, got {tokens}")
     low, high = 0.0, 1.0
     for _ in range(60):
@@ -57,18 +58,23 @@ def speculate(target, draft, k, batch, context):
     """Seconds of a round: k steps of the draft, then the target's pass over k + 1 tokens a sequence.
 
     draft: the Server of a smaller model on chips of the target's, which take turns; None for proposals that cost nothing
-    (n-grams). k: a whole number; batch and context may be arrays. Its `fits` counts weights and caches of both.
+    (n-grams). k: a whole number; batch and context may be arrays. The draft's steps are taken at their mean context, which is
+    exact but where chunked attention begins a chunk in between. Its `fits` counts weights and caches of both.
     ValueError for another k, for a draft on other chips or on more, and as `forward`. Source: formula 7.2 for each pass."""
     k, context = positive("k", k, zero=True), positive("context", context)
-    if getattr(k, "shape", ()) or isinstance(k, float) and k % 1:
-        raise ValueError(f"a round has a whole number of proposals, got {k}")
+    if not hasattr(k, "free_symbols"):
+        if getattr(k, "shape", ()) or k % 1:
+            raise ValueError(f"a round has a whole number of proposals, got {k}")
+        k = int(k)
     verify = replace(forward(target, batch, k + 1, context, logits=k + 1), name="verify", fits=True, note="")
     held = footprint(target, batch, context + k + 1).value
     if draft is None:
         return said(total("round", verify), held, target.chip.capacity)
-    if not isinstance(draft, Server) or draft.chip != target.chip or draft.plan.chips > target.plan.chips:
-        raise ValueError(f"a draft is None, or a Server on at most the {target.plan.chips} {target.chip.name} chips of its target, "
-                         f"got {draft!r}")
+    same = isinstance(draft, Server) and (draft.chip is target.chip or repr(draft.chip) == repr(target.chip))   # arrays too
+    short = draft.plan.chips > target.plan.chips if same else True
+    if short is True or hasattr(short, "any") and short.any():          # of letters nobody knows
+        raise ValueError(f"a draft is None, or a Server on at most the {target.plan.chips} {target.chip.name} chips of its "
+                         f"target, got {draft!r}")
     steps = replace(decode_step(draft, batch, context + maximum(k - 1, 0) / 2) * k, name="draft", fits=True, note="")
     held = held + footprint(draft, batch, context + k + 1).value
     return said(total("round", steps, verify), held, target.chip.capacity)
@@ -84,20 +90,32 @@ def speedup(target, draft, acceptance, k, batch, context):
 
 
 def best_k(target, draft, acceptance, batch, context, most=16):
-    """Proposals a round, from 0 to `most`, that give the most tokens a second; 0 where plain decoding does. Numbers only."""
-    gains = [speedup(target, draft, acceptance, k, batch, context).value for k in range(most + 1)]
+    """Proposals a round, from 0 to `most`, that give the most tokens a second; 0 where plain decoding does.
+
+    Whether target and draft fit is not asked. Numbers only; raises as `speedup`."""
+    for name, x in (("acceptance", acceptance), ("batch", batch), ("context", context)):
+        _number(name, x)
+    gains = [speedup(target, draft, acceptance, k, batch, context).value for k in range(whole("most", most) + 1)]
     return gains.index(max(gains))
 
 
 def break_even_batch(target, draft, acceptance, k, context, most=4096):
     """The smallest batch at which rounds of k proposals are slower than plain decoding; None if none up to `most` is.
 
-    Whether that many caches fit is not asked. Raises as `speedup`. Source: this book, by trying every batch."""
-    slower = speedup(target, draft, acceptance, k, [*range(1, most + 1)], context).value < 1
+    For a dense model it stays slower beyond; a mixture may gain again once nearly all experts are read anyway. Whether that
+    many caches fit is not asked. Numbers only; raises as `speedup`. Source: this book, by trying every batch."""
+    _number("acceptance", acceptance), _number("context", context)
+    slower = speedup(target, draft, acceptance, k, [*range(1, positive("most", whole("most", most)) + 1)], context).value < 1
     return int(slower.argmax()) + 1 if slower.any() else None
 
 
 def _chance(acceptance):
     """An acceptance that the geometric series can be summed for: below 1 by at least 2^-26."""
     a = positive("acceptance", acceptance, zero=True, most=1)
-    return minimum(a, 1 - 2**-26) if type(a).__module__.partition(".")[0] in ("builtins", "numpy") else a
+    return a if hasattr(a, "free_symbols") else minimum(a, 1 - 2**-26)
+
+
+def _number(name, x):
+    if getattr(x, "shape", ()) or isinstance(x, list | tuple | range) or hasattr(x, "free_symbols"):
+        raise ValueError(f"{name} must be one number here, got {x!r}")
+    return x

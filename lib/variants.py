@@ -5,7 +5,7 @@ windows, Llama 4 for chunks, DeepSeek-V3.2 for the indexer."""
 
 from dataclasses import dataclass
 
-from .elementwise import ceil, minimum
+from .elementwise import ceil, maximum, minimum
 from .mixers import GQA, MLA, paged, pairs
 
 
@@ -69,7 +69,7 @@ class Chunked:
         return self.inner.cache(minimum(context, self.chunk), b, page)
 
     def read(self, new, context, b):
-        return self.inner.read(new, self._filled(context + 1) - 1, b)
+        return self.inner.read(new, maximum(self._filled(context + 1) - 1, 0), b)       # 0: half a token, of a mean
 
     def write(self, new, b):
         return self.inner.write(minimum(new, self.chunk), b)

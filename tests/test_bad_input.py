@@ -9,15 +9,26 @@ from strategies import server
 import lib.chips
 import lib.models
 from lib import facts
-from lib.bounds import critical_batch, step_time
+from lib.bounds import critical_batch, dequantization_limit, step_time
 from lib.chips import chip, chip_names
 from lib.formats import Precision
 from lib.forward import decode_step, forward, prefill
-from lib.models import kv_bytes, model, model_names
+from lib.models import FFN, kv_bytes, model, model_names
 from lib.network import all_reduce
+from lib.routing import expected_max, experts_touched, imbalance, popularity
 from lib.server import Plan, Server, fits, footprint, max_batch
+from lib.speculation import (
+    best_k,
+    break_even_batch,
+    expected_tokens,
+    free_drafts,
+    implied_acceptance,
+    speculate,
+    speculative_speedup,
+    speedup,
+)
 
-ONE = server("llama-3-70b", "ironwood", 8)
+ONE, DRAFT = server("llama-3-70b", "ironwood", 8), server("llama-3-8b", "ironwood", 8)
 BAD = {
     "zero": 0,
     "negative": -1,
@@ -53,6 +64,10 @@ TAKES_BATCH = {
     "footprint": lambda x: footprint(ONE, x, 8192),
     "fits": lambda x: fits(ONE, x, 8192),
     "step_time": lambda x: step_time(ONE.chip, 8, 70e9, 1e9, x),
+    "free_drafts": lambda x: free_drafts(ONE.chip, x),
+    "speculate": lambda x: speculate(ONE, DRAFT, 4, x, 8192),
+    "speedup": lambda x: speedup(ONE, None, 0.8, 4, x, 8192),
+    "best_k": lambda x: best_k(ONE, DRAFT, 0.8, x, 8192),
 }
 TAKES_CONTEXT = {
     "decode_step": lambda x: decode_step(ONE, 64, x),
@@ -60,6 +75,10 @@ TAKES_CONTEXT = {
     "fits": lambda x: fits(ONE, 64, x),
     "max_batch": lambda x: max_batch(ONE, x),
     "kv_bytes": lambda x: kv_bytes(ONE.model, x),
+    "speculate": lambda x: speculate(ONE, DRAFT, 4, 64, x),
+    "speedup": lambda x: speedup(ONE, None, 0.8, 4, 64, x),
+    "best_k": lambda x: best_k(ONE, DRAFT, 0.8, 1, x),
+    "break_even_batch": lambda x: break_even_batch(ONE, DRAFT, 0.8, 4, x, most=2),
 }
 
 
@@ -302,3 +321,289 @@ def test_logits_of_tokens_that_are_not_there(logits):
     """Logits are computed for one to all of the new tokens."""
     with pytest.raises((ValueError, TypeError), match="logits"):
         forward(server("llama-3-8b", "v5e", 1), 1, 5, 100, logits=logits)
+
+
+# Routing and speculation
+
+POSITIVE = {  # input: what takes it, and may not be zero
+    "experts of experts_touched": lambda x: experts_touched(x, 1, 4),
+    "top_k of experts_touched": lambda x: experts_touched(8, x, 4),
+    "experts of popularity": lambda x: popularity(x, 1, 0.5),
+    "top_k of popularity": lambda x: popularity(8, x, 0.5),
+    "tokens of implied_acceptance": lambda x: implied_acceptance(x, 4),
+    "k of implied_acceptance": lambda x: implied_acceptance(1.5, x),
+    "verify of speculative_speedup": lambda x: speculative_speedup(0.5, 4, 0.1, x),
+}
+NOT_NEGATIVE = {
+    "tokens of experts_touched": lambda x: experts_touched(8, 2, x),
+    "tokens of FFN.touched": lambda x: FFN(8, 8, 2).touched(x),
+    "tokens of FFN.touched with chances": lambda x: FFN(8, 4, 2, chances=(0.5,) * 4).touched(x),
+    "skew of popularity": lambda x: popularity(8, 2, x),
+    "acceptance of expected_tokens": lambda x: expected_tokens(x, 4),
+    "acceptance of speculative_speedup": lambda x: speculative_speedup(x, 4, 0.1),
+    "acceptance of speedup": lambda x: speedup(ONE, None, x, 4, 64, 8192),
+    "acceptance of best_k": lambda x: best_k(ONE, None, x, 1, 8192, most=2),
+    "acceptance of break_even_batch": lambda x: break_even_batch(ONE, None, x, 4, 8192, most=2),
+    "k of expected_tokens": lambda x: expected_tokens(0.5, x),
+    "k of speculative_speedup": lambda x: speculative_speedup(0.5, x, 0.1),
+    "k of speculate": lambda x: speculate(ONE, DRAFT, x, 64, 8192),
+    "k of speedup": lambda x: speedup(ONE, DRAFT, 0.8, x, 64, 8192),
+    "k of break_even_batch": lambda x: break_even_batch(ONE, DRAFT, 0.8, x, 8192, most=2),
+    "draft of speculative_speedup": lambda x: speculative_speedup(0.5, 4, x),
+}
+
+
+@bad
+@pytest.mark.parametrize("what", POSITIVE)
+def test_an_input_of_routing_or_speculation_that_is_none(what, x):
+    """ValueError that names the input, for zero too."""
+    with pytest.raises(ValueError, match=what.split()[0]):
+        POSITIVE[what](x)
+
+
+@pytest.mark.parametrize("name", [name for name in BAD if "zero" not in name])
+@pytest.mark.parametrize("what", NOT_NEGATIVE)
+def test_an_input_of_routing_or_speculation_that_may_be_zero(what, name):
+    """ValueError that names the input, for everything but zero."""
+    with pytest.raises(ValueError, match={"k": "k |proposals"}.get(what.split()[0], what.split()[0])):
+        NOT_NEGATIVE[what](BAD[name])
+
+
+@pytest.mark.parametrize("acceptance", [1.2, 1 + 1e-9, [0.5, 1.2], np.array([[2.0]]), 80])
+def test_more_is_accepted_than_proposed(acceptance):
+    """A chance is one at most, and 80 is no percentage."""
+    for f in (
+        lambda a: expected_tokens(a, 4),
+        lambda a: speculative_speedup(a, 4, 0.1),
+        lambda a: speedup(ONE, DRAFT, a, 4, 64, 8192),
+    ):
+        with pytest.raises(ValueError, match="acceptance .* at most 1"):
+            f(acceptance)
+
+
+@pytest.mark.parametrize(("tokens", "k"), [(5, 4), (5.5, 4), (0.99, 4), (2, 1), (1e30, 1e29)])
+def test_tokens_that_a_round_cannot_yield(tokens, k):
+    """Between 1 and fewer than k + 1; the message says so."""
+    with pytest.raises(ValueError, match="yields 1 token at least and fewer than"):
+        implied_acceptance(tokens, k)
+
+
+@pytest.mark.parametrize("x", [[1.5], [1.5, 2.0], np.array([1.5, 2.0])], ids=repr)
+def test_one_acceptance_is_no_answer_for_a_sweep(x):
+    """Bisection takes numbers: ValueError that names the input, not a complaint about truth values or lists."""
+    with pytest.raises(ValueError, match="tokens"):
+        implied_acceptance(x, 4)
+    with pytest.raises(ValueError, match="k "):
+        implied_acceptance(1.2, x)
+
+
+@pytest.mark.parametrize("k", [1.5, [4], np.array([4, 5]), (2, 3)], ids=repr)
+def test_a_round_of_several_sizes(k):
+    """k is one whole number."""
+    for f in (
+        lambda: speculate(ONE, DRAFT, k, 64, 8192),
+        lambda: speculate(ONE, None, k, 64, 8192),
+        lambda: speedup(ONE, DRAFT, 0.8, k, 64, 8192),
+        lambda: break_even_batch(ONE, DRAFT, 0.8, k, 8192, most=2),
+    ):
+        with pytest.raises(ValueError, match="whole number of proposals"):
+            f()
+
+
+DRAFTS = {
+    "another chip": server("llama-3-8b", "h100", 8),
+    "a derated chip": Server(DRAFT.model, DRAFT.chip.derate(memory=0.9), Plan(8)),
+    "more chips": server("llama-3-8b", "ironwood", 16),
+    "more chips by replicas": Server(DRAFT.model, DRAFT.chip, Plan(8, data=2)),
+    "a model": DRAFT.model,
+    "a name": "llama-3-8b",
+    "a list": [DRAFT],
+    "False": False,
+    "zero": 0,
+}
+
+
+@pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
+def test_a_draft_that_its_target_cannot_have(draft):
+    """The two take turns on the same chips."""
+    for f in (
+        lambda: speculate(ONE, draft, 4, 64, 8192),
+        lambda: speedup(ONE, draft, 0.8, 4, 64, 8192),
+        lambda: best_k(ONE, draft, 0.8, 64, 8192),
+        lambda: break_even_batch(ONE, draft, 0.8, 4, 8192, most=2),
+    ):
+        with pytest.raises(ValueError, match="a Server on at most the 8 ironwood chips of its target"):
+            f()
+
+
+@pytest.mark.parametrize("target", [None, "llama-3-70b", ONE.model, 0], ids=str)
+def test_a_target_that_is_no_server(target):
+    """As for `forward`."""
+    for draft in (None, DRAFT):
+        with pytest.raises(ValueError, match="takes a Server"):
+            speculate(target, draft, 4, 64, 8192)
+
+
+@pytest.mark.parametrize("most", [-1, 1.5, float("nan"), "16", None, True, [4]], ids=repr)
+def test_a_limit_that_is_no_whole_number(most):
+    """ValueError that names it, from both searches."""
+    for f in (
+        lambda: best_k(ONE, DRAFT, 0.8, 1, 8192, most=most),
+        lambda: break_even_batch(ONE, DRAFT, 0.8, 4, 8192, most=most),
+    ):
+        with pytest.raises(ValueError, match="most"):
+            f()
+
+
+def test_no_batch_to_try():
+    """A search among none: ValueError."""
+    with pytest.raises(ValueError, match="most|batch"):
+        break_even_batch(ONE, DRAFT, 0.8, 4, 8192, most=0)
+
+
+@bad
+def test_an_imbalance_that_is_none(x):
+    """ValueError that names it."""
+    with pytest.raises(ValueError, match="imbalance"):
+        Plan(expert=4, imbalance=x)
+
+
+@pytest.mark.parametrize("x", [0.5, 1 - 1e-9, [1.5], np.array([1.5, 2.0])], ids=repr)
+def test_an_imbalance_below_the_mean_or_several(x):
+    """The busiest group has the mean load at least; one plan has one."""
+    with pytest.raises(ValueError, match="imbalance is a number from 1"):
+        Plan(expert=4, imbalance=x)
+
+
+@pytest.mark.parametrize(
+    "plan", [dict(expert=4, imbalance=4.5), dict(expert=2, imbalance=100), dict(tensor=8, imbalance=2)], ids=str
+)
+def test_a_group_cannot_have_more_than_everything(plan):
+    """Of 4 groups the busiest has 4 times the mean at most; a single one has the mean."""
+    with pytest.raises(ValueError, match="imbalance"):
+        Server(model("mixtral-8x7b"), chip("ironwood"), Plan(**plan))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])
+def test_an_imbalance_of_numpy_is_a_number(kind):
+    """As for the counts of a plan."""
+    assert Plan(expert=4, imbalance=2) == Plan(expert=4, imbalance=kind(2))
+
+
+CHANCES = {
+    "too few": (0.5,) * 3,
+    "too many": (0.4,) * 5,
+    "none": (),
+    "more than top_k": (0.6,) * 4,
+    "less than top_k": (0.4,) * 4,
+    "nearly": (0.5, 0.5, 0.5, 0.50001),
+    "above one": (1.2, 0.8, 0.0, 0.0),
+    "below zero": (-0.2, 1.0, 1.0, 0.2),
+    "NaN": (float("nan"),) * 4,
+    "one NaN": (float("nan"), 0.5, 0.5, 0.5),
+    "infinite": (float("inf"), 0.0, 0.0, 0.0),
+    "text": ("0.5",) * 4,
+    "a text": "abcd",
+    "nothing": (None,) * 4,
+    "a number": 0.5,
+    "zero": 0,
+    "True": True,
+    "complex": (1j, 1, 1, 0),
+    "an array in two dimensions": np.full((4, 4), 0.5),
+    "a set": {0.5, 0.4, 0.6, 0.3},
+}
+
+
+@pytest.mark.parametrize("chances", CHANCES.values(), ids=CHANCES)
+def test_chances_that_are_none(chances):
+    """One for each of four experts, from 0 to 1, that add up to the two of a token: ValueError that says so."""
+    with pytest.raises(ValueError, match="chances are 4 numbers from 0 to 1 that add up to 2"):
+        FFN(8, 4, 2, chances=chances)
+
+
+WRONG = "above one|below zero|NaN|one NaN|infinite|text|a text|nothing|a number|zero|True|complex".split("|")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_chances_of_an_imbalance_that_are_none(name):
+    """The same of the function that places them, which has no top_k to compare with: numbers from 0 to 1."""
+    with pytest.raises(ValueError, match="chance|from 0 to 1"):
+        imbalance(CHANCES[name], 2, 10)
+
+
+@pytest.mark.parametrize("chances", [[], [0.0] * 4, [0.1] * 4], ids=str)
+def test_an_imbalance_of_experts_that_no_token_uses(chances):
+    """They add up to less than one expert a token: ValueError, not a division by zero."""
+    with pytest.raises(ValueError, match="chance|experts"):
+        imbalance(chances, 2, 10)
+
+
+@pytest.mark.parametrize("groups", [0, -1, 3, 5, 16, 2.5, float("nan"), "2", None, [2]], ids=repr)
+def test_groups_that_do_not_divide_the_experts(groups):
+    """ValueError that says what must hold."""
+    with pytest.raises(ValueError, match="groups"):
+        imbalance([0.25] * 8, groups, 10)
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 2.5, float("nan"), "10", None, [10]], ids=repr)
+def test_tokens_of_an_imbalance_that_are_none(tokens):
+    """A whole number of them, one at least."""
+    with pytest.raises(ValueError, match="token"):
+        imbalance([0.25] * 8, 2, tokens)
+
+
+@pytest.mark.parametrize("count", [-1, 2.5, 8.0, float("nan"), float("inf"), "8", None, True, [8]], ids=repr)
+def test_counts_of_things_that_are_none(count):
+    """ValueError with both rules."""
+    with pytest.raises(ValueError, match="count must be a whole number"):
+        expected_max(count, [0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    "shares", [[], [1.2], [-0.1], [float("nan")], ["a"], "ab", None, [None], 5, np.full((2, 2), 0.5)], ids=repr
+)
+def test_shares_that_are_none(shares):
+    """ValueError with both rules, for what is no list of numbers too."""
+    with pytest.raises(ValueError, match="shares are .* numbers from 0 to 1"):
+        expected_max(4, shares)
+
+
+def test_counts_of_numpy_are_counts():
+    """A whole number is one, whatever its width."""
+    assert expected_max(4, [0.5, 0.5]) == expected_max(np.int64(4), [0.5, 0.5])
+
+
+@pytest.mark.parametrize("experts", [8.0, 2.5, [8], np.array([8])], ids=repr)
+def test_experts_of_a_popularity_are_counted(experts):
+    """One whole number: ValueError that names them."""
+    with pytest.raises(ValueError, match="experts"):
+        popularity(experts, 2, 0.5)
+
+
+@pytest.mark.parametrize("what", ["top_k", "skew"])
+def test_a_popularity_is_of_one_router(what):
+    """An array of skews or of top_k is ValueError that names it."""
+    with pytest.raises(ValueError, match=what):
+        popularity(**{**dict(experts=8, top_k=2, skew=0.5), what: np.array([1, 2])})
+
+
+@pytest.mark.parametrize("f", [lambda: experts_touched(8, 9, 4), lambda: popularity(8, 9, 0.5), lambda: FFN(8, 8, 9)])
+def test_a_token_uses_more_experts_than_there_are(f):
+    """ValueError with the number there is."""
+    with pytest.raises(ValueError, match="8"):
+        f()
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), "6e12", True, []], ids=repr)
+def test_a_rate_of_vector_units_that_is_none(rate):
+    """ValueError names chip and field."""
+    with pytest.raises(ValueError, match="vector of v5e"):
+        replace(chip("v5e"), vector=rate)
+
+
+def test_weights_that_nobody_unpacks():
+    """KeyError lists the formats; the rate of H100's vector units is not known."""
+    with pytest.raises(KeyError, match="unknown format 'int5'; known: bf16"):
+        dequantization_limit(chip("v5e"), "int5")
+    with pytest.raises(ValueError, match="how fast the vector units of h100 are is not known"):
+        dequantization_limit(chip("h100"))

@@ -14,6 +14,7 @@ from lib.bounds import (
     attention_parity,
     critical_batch,
     cut_matrix,
+    dequantization_limit,
     exact_critical_batch,
     fsdp_penalty,
     half_throughput_batch,
@@ -381,6 +382,42 @@ def test_tiles_are_multiplied_whole(name, columns, share):
     assert share == tile_share(chip(name), columns).value
 
 
+@pytest.mark.parametrize(
+    ("name", "weights", "operations"),
+    [
+        ("v5e", "int4", 3.75),  # by hand: 0.5 x 6.14e12 / 819e9
+        ("v5e", "int8", 7.50),
+        ("v5e", "bf16", 14.99),
+        ("v5e", "int4g128", 3.87),  # 4.125 bits: scales take time to read too
+        ("v5e", "mxfp4", 3.98),
+        ("v5p", "int4", 2.59),  # 0.5 x 14.3e12 / 2765e9
+        ("v5p", "int8", 5.17),
+    ],
+)
+def test_vector_operations_on_a_weight_while_it_is_read(name, weights, operations):
+    """8 x 128 lanes of 4 operations at 1.5 GHz are 6.14e12 a second on v5e; two cores of them at 1.75 GHz 14.3e12 on v5p."""
+    assert operations == round(dequantization_limit(chip(name), weights).value, 2)
+    assert [6.14e12, 14.3e12] == pytest.approx([8 * 128 * 4 * 1.5e9, 2 * 8 * 128 * 4 * 1.75e9], rel=3e-3)
+    assert 6.14e12 == chip("v5e").vector and 14.3e12 == chip("v5p").vector
+
+
+def test_vector_units_that_are_not_known():
+    """Of most chips: ValueError names them, whatever the weights."""
+    unknown = [name for name, one in CHIPS.items() if one.vector is None]
+    assert {"h100", "ironwood", "v6e"} <= set(unknown) and not {"v5e", "v5p"} & set(unknown)
+    for name in unknown:
+        with pytest.raises(ValueError, match=f"vector units of {name} are is not known"):
+            dequantization_limit(CHIPS[name], "int8")
+
+
+def test_vector_units_may_be_swept_and_derated():
+    """Rates as an array; the fraction of the peak that software reaches holds for them too."""
+    swept = dequantization_limit(replace(V5E, vector=np.array([819e9, 1638e9])), "int8").value
+    assert [1, 2] == swept.tolist()
+    half = V5E.derate(compute=0.5), V5E.derate(memory=0.5)
+    assert [3.75 / 2, 3.75 * 2] == pytest.approx([dequantization_limit(one).value for one in half], rel=1e-3)
+
+
 V5E = chip("v5e")
 FORMS = [  # function, inputs, formula
     (prefill_time, dict(chip=V5E, n=16, params=70e9, prompt=8192, mfu=0.4), "2*P*T/(C*MFU*X)"),
@@ -395,6 +432,8 @@ FORMS = [  # function, inputs, formula
     (latency_limit, dict(chip=V5E, d_in=8192, d_out=28672, axes=1), "2*sqrt(D)*sqrt(F)/(sqrt(W)*sqrt(α))"),
     (latency_limit, dict(chip=V5E, d_in=8192, d_out=28672, axes=2), "(4*D*F/(W*d*α))**(d/(d + 1))"),
     (tile_share, dict(chip=V5E, columns=448), "F/(t*ceiling(F/t))"),
+    (dequantization_limit, dict(chip=V5E, weights="int8"), "C_v/W"),
+    (dequantization_limit, dict(chip=V5E), "C_v/(2*W)"),
     (arithmetic_limit, dict(chip=V5E, d_ff=28672, axes=2), "2*F*W_1*d/C"),
     (fsdp_penalty, dict(chip=V5E, n=16, axes=2), "W*X/(2*W_1*d)"),
 ]

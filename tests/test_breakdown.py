@@ -70,6 +70,12 @@ def test_a_name_that_is_markup_is_escaped():
     assert "&lt;b&gt;" in total("t", term("<b>", 1.0))._repr_html_()
 
 
+def test_powers_are_raised_on_a_page():
+    """An exponent of one letter or of several stands above the line, never as two dots."""
+    page = explain(lambda acceptance, k: term("t", acceptance**k + acceptance ** (k + 1)), acceptance=0.5, k=3)
+    assert all(power in page._repr_html_() for power in ("a<sup>k<sub>d</sub></sup>", "a<sup>k<sub>d</sub> + 1</sup>"))
+
+
 def test_latex_only_with_formulas():
     """Numbers alone have no LaTeX view; explained ones have one line a term."""
     assert tree()._repr_latex_() is None

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from sympy import Min, Rational, Symbol, ceiling, limit, nsimplify, oo, simplify, solve, symbols
+from sympy import Min, Rational, Symbol, ceiling, expand, limit, nsimplify, oo, simplify, solve, symbols
 
 from lib.bounds import (
     arithmetic_limit,
     attention_intensity,
     attention_parity,
     critical_batch,
+    dequantization_limit,
     exact_critical_batch,
     fsdp_penalty,
     half_throughput_batch,
@@ -27,7 +28,9 @@ from lib.formats import Format
 from lib.forward import decode_step, forward
 from lib.mixers import GQA, MLA, pairs
 from lib.network import Slice, Torus, all_gather, all_reduce
+from lib.routing import experts_touched
 from lib.server import Server, footprint
+from lib.speculation import expected_tokens, free_drafts, speculate, speculative_speedup
 
 B, C, W, P, KV, X, S, T, G, D, F, b = symbols("B C W P KV X S T G D F b", positive=True)
 LINK, HOP, d = symbols("W_1 alpha d", positive=True)
@@ -252,6 +255,75 @@ def test_capacity_in_letters():
     kv = next(named[letter] for letter in ("b_kv", "b") if letter in named and named[letter] in held.free_symbols)
     assert equal(held.subs(ceiling(S), S), kv * 2 * K * H * L * S * B / ways)
     assert isinstance(one, Server)
+
+
+# Speculation
+
+a, c, v = symbols("a c v", positive=True)
+k = Symbol("k", positive=True, integer=True)
+
+
+@pytest.mark.parametrize("proposals", range(8))
+def test_tokens_of_a_round_are_the_geometric_sum(proposals):
+    """1 + a + ... + a^k, which is (1 - a^(k+1)) / (1 - a)."""
+    assert equal(expected_tokens(a, proposals).value, sum(a**i for i in range(proposals + 1)))
+    assert equal(expected_tokens(a, k).value, (1 - a ** (k + 1)) / (1 - a))
+
+
+def test_tokens_of_a_round_of_certain_proposals():
+    """k + 1 as a goes to 1, one as it goes to 0; one more proposal adds a^(k+1), all of them 1 / (1 - a)."""
+    tokens = expected_tokens(a, k).value
+    assert equal(limit(tokens, a, 1), k + 1)
+    assert [1, 1] == [limit(tokens.subs(k, n), a, 0) for n in (1, 5)]
+    assert equal(expected_tokens(a, k + 1).value - tokens, a ** (k + 1))
+    assert equal(limit(expected_tokens(Rational(3, 4), k).value, k, oo), 4)
+
+
+def test_one_proposal_gains_where_it_is_accepted_more_often_than_it_costs():
+    """(1 + a) / (1 + c) > 1 exactly where a > c, if a verification costs a step; in general where a > c + v - 1."""
+    gain = speculative_speedup(a, 1, c).value
+    assert equal(gain, (1 + a) / (1 + c))
+    assert [c] == solve(gain - 1, a) and simplify(gain).diff(a).subs(a, c).is_positive
+    dear = speculative_speedup(a, 1, c, v).value
+    assert equal(dear.subs(a, c + v - 1), 1) and equal(dear, (1 + a) / (c + v))
+
+
+def test_the_speedup_is_leviathans():
+    """(1 - a^(k+1)) / ((1 - a) (k c + 1)), theorem 3.8; tokens over cost with a dear verification."""
+    assert equal(speculative_speedup(a, k, c).value, (1 - a ** (k + 1)) / ((1 - a) * (k * c + 1)))
+    assert equal(speculative_speedup(a, k, c, v).value * (k * c + v), expected_tokens(a, k).value)
+
+
+def test_free_drafts_make_arithmetic_and_reading_equal():
+    """Equating the terms of 7.2's matmuls for B (k + 1) tokens gives the proposals that cost nothing: (b/2) C / (W B) - 1."""
+    matmuls = step_time(CHIP, X, P, KV, B * (d + 1), STORED)["matmuls"]
+    (crossing,) = solve(matmuls["compute"].value - matmuls["memory"].value, d)
+    assert equal(crossing, free_drafts(CHIP, B, STORED).value)
+
+
+def test_a_round_reads_every_cache_and_weight_of_the_target_once():
+    """Of k + 1 tokens: its memory beside activations does not know k, its arithmetic is k + 1 times that of a step."""
+    one, s = letters(), Symbol("s", positive=True)
+    verify, step = (speculate(one, None, n, B, s)["verify/layers/ffn"] for n in (k, 0))
+    assert equal(verify["compute"].value, (k + 1) * step["compute"].value)
+    attention = speculate(one, None, k, B, s)["verify/layers/attention/memory"].value
+    assert not limit(attention / s, s, oo).has(k)
+
+
+def test_unpacking_takes_as_long_as_the_read_at_its_limit():
+    """o P / C_v = b P / W."""
+    C_v, o = symbols("C_v o", positive=True)
+    (crossing,) = solve(o * P / C_v - b * P / W, o)
+    assert equal(crossing, dequantization_limit(replace(CHIP, vector=C_v), STORED).value)
+
+
+def test_experts_touched_in_letters():
+    """k for one token; all for many; for few of many, nearly as many as are drawn: B k - (B choose 2) k^2 / E."""
+    E, q = symbols("E q", positive=True)
+    assert equal(experts_touched(E, q, 1), q)
+    assert equal(limit(experts_touched(8, 2, B), B, oo), 8)
+    assert equal(expand(experts_touched(E, q, 2)), 2 * q - q**2 / E)
+    assert equal(limit(experts_touched(E, q, 5), E, oo), 5 * q)
 
 
 def test_units_of_the_textbook():

@@ -11,6 +11,7 @@ from lib.chips import chip
 from lib.forward import decode_step
 from lib.models import model
 from lib.server import Plan, Server
+from lib.speculation import speculate
 
 CASES = {
     "llama-3-70b_on_8_ironwood": dict(server=server("llama-3-70b", "ironwood", 8), batch=64, context=32768),
@@ -28,14 +29,21 @@ CASES = {
         context=8192,
     ),
     "gpt-oss-120b_on_4_h100": dict(server=server("gpt-oss-120b", "h100", 4, ffn="mxfp4"), batch=32, context=8192),
+    "llama-3-70b_with_a_draft_of_8b_on_8_ironwood": dict(
+        target=server("llama-3-70b", "ironwood", 8),
+        draft=server("llama-3-8b", "ironwood", 8, weights="int4"),
+        k=4,
+        batch=64,
+        context=8192,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name):
-    """Value, formula and legend of every term of a decode step, letter by letter."""
+    """Value, formula and legend of every term of a decode step, or of a round with a draft, letter by letter."""
     path = Path(__file__).parent / "golden" / f"{name}.txt"
-    text = str(explain(decode_step, **CASES[name])) + "\n"
+    text = str(explain(speculate if "draft" in CASES[name] else decode_step, **CASES[name])) + "\n"
     if os.environ.get("GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -32,7 +32,9 @@ from lib.forward import decode_step, forward, prefill
 from lib.mixers import GQA, Recurrent, pairs
 from lib.models import FFN, kv_bytes
 from lib.network import Slice
+from lib.routing import popularity
 from lib.server import Plan, Server, footprint, max_batch, weights
+from lib.speculation import break_even_batch, expected_tokens, implied_acceptance, speculate, speedup
 from lib.variants import Shared, Windowed
 
 NOTHING = Format("nothing", 0, "bf16")
@@ -187,6 +189,72 @@ def test_experts_of_any_layer_lie_between_k_and_all(experts, data):
     assert top_k < experts or touched == experts
 
 
+def skewed(model, skew):
+    """The same model with routers of that skew in all its mixtures."""
+
+    def liked(ffn):
+        return ffn if ffn.n_experts == 1 else replace(ffn, chances=popularity(ffn.n_experts, ffn.top_k, skew))
+
+    return replace(model, blocks=tuple([replace(block, ffn=liked(block.ffn)) for block in model.blocks]))
+
+
+MIXTURES = tuple(name for name, one in MODELS.items() if any(block.ffn.n_experts > 1 for block in one.blocks))
+
+
+@given(st.integers(2, 64), st.floats(0, 3), st.integers(1, 10**4), st.integers(1, 10**4), st.data())
+@settings(max_examples=60)
+def test_experts_that_a_skewed_router_touches_lie_between_k_and_all_and_grow(experts, skew, tokens, more, data):
+    """As with routers that like all alike, of which no skewed one touches more."""
+    top_k = data.draw(st.integers(1, experts))
+    even, uneven = FFN(8, experts, top_k), FFN(8, experts, top_k, chances=popularity(experts, top_k, skew))
+    touched = uneven.touched(tokens)
+    assert top_k <= touched * CLOSE and touched <= experts * CLOSE
+    assert touched <= uneven.touched(tokens + more) * CLOSE and touched <= even.touched(tokens) * CLOSE
+    assert uneven.touched(1) == pytest.approx(top_k)
+
+
+@given(servers(models=MIXTURES), batches, contexts, news, st.floats(0, 2))
+@settings(max_examples=60)
+def test_a_skewed_router_is_never_slower_where_groups_have_the_same_load(one, batch, context, new, skew):
+    """Fewer experts are read, nothing else moves; without skew, not even that."""
+    uneven = replace(one, model=skewed(one.model, skew))
+    before, after = (leaves(forward(s, batch, new, context)) for s in (one, uneven))
+    assert {path for path in before if after[path] > before[path] * CLOSE} == set()
+    assert {path for path in before if after[path] < before[path] / CLOSE and not path.endswith("ffn/memory")} == set()
+    assert leaves(footprint(one, batch, context)) == leaves(footprint(uneven, batch, context))
+    assert skew or after == pytest.approx(before, rel=1e-9)
+
+
+@given(servers(models=MIXTURES), batches, contexts, news, st.floats(1, 4), st.floats(0, 1))
+def test_more_imbalance_is_never_faster(one, batch, context, new, imbalance, more):
+    """The busiest group computes, reads and receives at least as much; nothing else moves, and memory does not grow.
+    Nothing moves where no groups hold different experts."""
+    plans = [replace(one.plan, imbalance=min(x, max(one.plan.expert, 1))) for x in (imbalance, imbalance + more)]
+    now, then = (leaves(forward(replace(one, plan=plan), batch, new, context)) for plan in plans)
+    assert all(now[path] <= then[path] * CLOSE for path in now)
+    moved = {path for path in now if now[path] != then[path]}
+    assert all("ffn/" in path or path.endswith("expert all-to-all/bandwidth") for path in moved)
+    assert one.plan.expert > 1 or not moved
+    held = [leaves(footprint(replace(one, plan=plan), batch, context)) for plan in plans]
+    assert held[0] == held[1]
+
+
+@given(servers(), batches, contexts, news, st.sampled_from([1, 1.0, np.float64(1)]))
+def test_no_imbalance_changes_nothing(one, batch, context, new, imbalance):
+    """1 is the default, as whole number, float and NumPy's."""
+    same = replace(one, plan=replace(one.plan, imbalance=imbalance))
+    assert same == one
+    assert leaves(forward(one, batch, new, context)) == leaves(forward(same, batch, new, context))
+
+
+@given(servers(models=DENSE), batches, contexts, news, st.floats(1, 2))
+def test_a_dense_model_has_no_imbalance(one, batch, context, new, imbalance):
+    """In any number of groups: there is no router."""
+    busy = replace(one, plan=replace(one.plan, expert=2, pipeline=1, tensor=1, imbalance=imbalance))
+    even = replace(busy, plan=replace(busy.plan, imbalance=1.0))
+    assert leaves(forward(busy, batch, new, context)) == leaves(forward(even, batch, new, context))
+
+
 # Formats move their own terms
 
 MOVES = {  # field of the precision: paths of leaves that may change with it
@@ -200,13 +268,18 @@ MOVES = {  # field of the precision: paths of leaves that may change with it
 }
 
 
+def belongs(path, field):
+    """Whether a leaf may change with a field; embed/memory is no part of unembed/memory."""
+    return any(f"/{path}".endswith(f"/{end}") for end in MOVES[field])
+
+
 @given(servers(), batches, contexts, news, st.sampled_from(sorted(MOVES)), st.sampled_from(FORMATS))
 def test_quantising_one_tensor_moves_only_its_terms(one, batch, context, new, field, stored):
     """Weights, caches, activations, and the modules that may differ: every other leaf stays to the last bit."""
     other = replace(one, precision=replace(one.precision, **{field: stored}))
     before, after = (leaves(forward(s, batch, new, context)) for s in (one, other))
     moved = {path for path in before if before[path] != after[path]}
-    assert {path for path in moved if not path.endswith(MOVES[field])} == set()
+    assert {path for path in moved if not belongs(path, field)} == set()
     lighter = (
         other.precision.of(field).bytes if field not in ("kv", "activations") else getattr(other.precision, field).bytes
     )
@@ -215,6 +288,81 @@ def test_quantising_one_tensor_moves_only_its_terms(one, batch, context, new, fi
     )
     if lighter <= heavier:
         assert all(after[path] <= before[path] * CLOSE for path in before)
+
+
+HELD = {  # field of the precision: parts of the footprint that may change with it, beside the tables of a pipeline
+    "kv": ("KV cache",),
+    "activations": (),
+    "weights": ("weights/attention", "weights/ffn", "weights/norms", "weights/embedding", "weights/head"),
+    "attention": ("weights/attention",),
+    "ffn": ("weights/ffn",),
+    "embedding": ("weights/embedding",),
+    "head": ("weights/head",),
+}
+FIELDS = sorted(HELD)
+
+
+@given(servers(), batches, contexts, st.sampled_from(FIELDS), st.sampled_from(FORMATS))
+def test_quantising_one_tensor_moves_only_its_memory(one, batch, context, field, stored):
+    """By module, to the last bit; the first and the last stage of a pipeline hold one table, the heavier counts."""
+    other = replace(one, precision=replace(one.precision, **{field: stored}))
+    before, after = (leaves(footprint(s, batch, context)) for s in (one, other))
+    tables = ("weights/embedding or head",) if field in ("weights", "embedding", "head") else ()
+    assert {path for path in before if before[path] != after[path]} <= {*HELD[field], *tables}
+
+
+@given(servers(), batches, contexts, news, st.sampled_from(FIELDS), st.sampled_from(FORMATS), st.data())
+def test_every_tensor_that_is_quantised_moves_its_terms(one, batch, context, new, field, stored, data):
+    """Not only no others: where the bytes of a value differ, all leaves that read such values alone move, by that ratio where
+    they read nothing else. Weights move nothing where every module has a format of its own, but norms in memory."""
+    nothing = replace(one.precision, activations=NOTHING)
+    one = replace(one, precision=nothing)
+    assume(field != "activations" and not any(isinstance(b.mixer, Recurrent) for b in one.model.blocks))
+    other = replace(one, precision=replace(nothing, **{field: stored}))
+    ratio = getattr(other.precision, field).bytes / (nothing.kv if field == "kv" else nothing.weights).bytes
+    before, after = (leaves(forward(s, batch, new, context)) for s in (one, other))
+    for path in before:
+        if belongs(path, field):
+            assert after[path] == pytest.approx(ratio * before[path], rel=1e-9)
+    own = {module: data.draw(st.sampled_from(FORMATS)) for module in ("attention", "ffn", "embedding", "head")}
+    every = [replace(s, precision=replace(s.precision, **own)) for s in (one, other)]
+    if field == "weights":
+        assert leaves(forward(every[0], batch, new, context)) == leaves(forward(every[1], batch, new, context))
+        held = [leaves(footprint(s, batch, context)) for s in every]
+        assert {path for path in held[0] if held[0][path] != held[1][path]} <= {"weights/norms"}
+
+
+@given(servers(), batches, contexts, news, st.data())
+def test_what_is_multiplied_moves_only_arithmetic(one, batch, context, new, data):
+    """All of it, by the ratio of the peaks; and no memory."""
+    math = data.draw(
+        st.sampled_from([f for f in ("bf16", "f32", "int8", "fp8", "int4", "fp4") if getattr(one.chip, f)])
+    )
+    other = replace(one, precision=replace(one.precision, math=math))
+    before, after = (leaves(forward(s, batch, new, context)) for s in (one, other))
+    ratio = one.chip.peak(one.precision.math) / one.chip.peak(math)
+    for path in before:
+        here = ratio if path.endswith("compute") else 1
+        assert after[path] == pytest.approx(here * before[path], rel=1e-12, abs=0)
+    assert leaves(footprint(one, batch, context)) == leaves(footprint(other, batch, context))
+
+
+@given(
+    servers(), batches, contexts, st.sampled_from(FIELDS), st.sampled_from(FORMATS), st.booleans(), st.integers(0, 6)
+)
+@settings(max_examples=60)
+def test_quantising_a_draft_leaves_its_target_alone(one, batch, context, field, stored, drafts, k):
+    """And the other way round: each has its own precision."""
+    draft = Server(MODELS["llama-3.1-8b"], one.chip)
+    before = leaves(speculate(one, draft, k, batch, context))
+
+    def with_format(s, changed):
+        return replace(s, precision=replace(s.precision, **{field: stored})) if changed else s
+
+    after = leaves(speculate(with_format(one, not drafts), with_format(draft, drafts), k, batch, context))
+    moved = {path for path in before if before[path] != after[path]}
+    assert {path for path in moved if not path.startswith("draft/" if drafts else "verify/")} == set()
+    assert {path for path in moved if not belongs(path, field)} == set()
 
 
 @given(servers(), batches, contexts, st.sampled_from(FORMATS))
@@ -312,6 +460,121 @@ def test_groups_without_experts_are_replicas(one, batch, context, new):
     assert leaves(footprint(one, batch, context)) == leaves(footprint(same, batch, context))
     assume(plan.pipeline == 1)  # more groups in a domain than replicas, so that its stages lie elsewhere
     assert leaves(forward(one, batch, new, context)) == leaves(forward(same, batch, new, context))
+
+
+# Speculation
+
+
+@st.composite
+def rounds(draw, **which):
+    """A server, a draft on as many of its chips or none, a batch and a context."""
+    one = draw(servers(**which))
+    draft = draw(st.sampled_from([None, "llama-3.1-8b", "mixtral-8x7b", "gpt-oss-20b", "gemma-3-27b"]))
+    smaller = draft and Server(MODELS[draft], one.chip, Plan(1, data=one.plan.chips), draw(st.just(one.precision)))
+    return one, smaller, draw(batches), draw(contexts)
+
+
+@given(rounds())
+@settings(max_examples=60)
+def test_no_proposals_are_plain_decoding(work):
+    """A round of none costs a step, to the last bit, and gains nothing, whatever is accepted."""
+    one, draft, batch, context = work
+    plain = forward(one, batch, 1, context).value
+    assert plain == speculate(one, draft, 0, batch, context).value == decode_step(one, batch, context).value
+    for acceptance in (0, 0.3, 1):
+        assert speedup(one, draft, acceptance, 0, batch, context).value == pytest.approx(1, rel=1e-12)
+
+
+@given(rounds(), st.integers(0, 16))
+@settings(max_examples=60)
+def test_proposals_that_are_all_refused_gain_nothing(work, k):
+    """At acceptance 0 no number of them does, with a draft or without."""
+    one, draft, batch, context = work
+    assert speedup(one, draft, 0, k, batch, context).value <= CLOSE
+
+
+@given(rounds(), st.floats(0, 1), st.floats(0, 1), st.integers(0, 16))
+@settings(max_examples=60)
+def test_what_a_round_gains(work, acceptance, more, k):
+    """At most k + 1 times, more with more acceptance, never less without the draft's time; a round of more takes longer."""
+    one, draft, batch, context = work
+    low, high = sorted((acceptance, more))
+    gain = speedup(one, draft, low, k, batch, context).value
+    assert 0 < gain <= (k + 1) * CLOSE
+    assert gain <= speedup(one, draft, high, k, batch, context).value * (1 + 1e-7)
+    assert gain <= speedup(one, None, low, k, batch, context).value * CLOSE
+    longer = speculate(one, draft, k + 1, batch, context)
+    assert speculate(one, draft, k, batch, context).value <= longer.value * CLOSE
+
+
+@given(rounds(), st.integers(0, 8))
+@settings(max_examples=60)
+def test_a_round_needs_the_room_of_both(work, k):
+    """What does not fit alone does not fit in a round, nor with a longer one; and it says so."""
+    one, draft, batch, context = work
+    found = speculate(one, draft, k, batch, context)
+    held = sum(footprint(s, batch, context + k + 1).value for s in (one, draft) if s)
+    assert found.fits == (held <= one.chip.capacity) == (not found.note)
+    assert found.fits or not speculate(one, draft, k + 1, batch, context).fits
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 200), st.integers(0, 200))
+def test_tokens_of_a_round_lie_between_one_and_all(acceptance, more, k, longer):
+    """More acceptance, more proposals: never fewer tokens."""
+    tokens = expected_tokens(acceptance, k).value
+    assert 1 <= tokens * CLOSE and tokens <= (k + 1) * (1 + 1e-7)
+    assert tokens <= expected_tokens(max(acceptance, more), k).value * (1 + 1e-7)
+    assert tokens <= expected_tokens(acceptance, k + longer).value * (1 + 1e-7)
+    assert tokens == pytest.approx(sum(acceptance**i for i in range(k + 1)), rel=1e-5)
+
+
+@given(st.floats(0.001, 0.99), st.integers(1, 50))
+def test_tokens_tell_the_acceptance(acceptance, k):
+    """The inverse, there and back."""
+    tokens = expected_tokens(acceptance, k).value
+    assert expected_tokens(implied_acceptance(tokens, k).value, k).value == pytest.approx(tokens, rel=1e-9)
+
+
+@given(rounds(), st.floats(0, 1), st.integers(1, 8))
+@settings(max_examples=30)
+def test_the_batch_that_breaks_even_is_the_first_that_loses(work, acceptance, k):
+    """One by one up to a limit."""
+    one, draft, _, context = work
+    gains = [speedup(one, draft, acceptance, k, batch, context).value for batch in range(1, 25)]
+    slower = [batch for batch, gain in enumerate(gains, 1) if gain < 1]
+    assume(all(abs(gain - 1) > 1e-12 for gain in gains))
+    assert (slower or [None])[0] == break_even_batch(one, draft, acceptance, k, context, most=24)
+
+
+@given(
+    st.sampled_from(DENSE),
+    st.sampled_from(list(CHIPS)),
+    batches,
+    contexts,
+    st.integers(0, 8),
+    st.sampled_from(FORMATS),
+    st.data(),
+)
+def test_a_round_of_dense_models_is_its_closed_form(name, chip_name, batch, context, k, stored, data):
+    """Ideal network, no activations, no input embedding, the new tokens in the cache: k times 7.2 of the draft, and 7.2 of the
+    target with 2 B (k + 1) P FLOPs and every cache read once, where attention waits for memory (formulas.md, section 1)."""
+    formats = Precision(stored, activations=NOTHING, embedding=NOTHING)
+    tensor = data.draw(st.sampled_from(ways(name, chip_name)))
+    one = ideal(Server(MODELS[name], CHIPS[chip_name], Plan(tensor), formats))
+    draft = ideal(Server(MODELS["llama-3.1-8b"], CHIPS[chip_name], Plan(1), formats))
+    heads = MODELS[name].blocks[0].mixer
+    ridge = one.chip.bf16 / one.chip.hbm_bandwidth
+    assume(heads.n_kv_heads % tensor == 0 and (k + 1) * max(heads.n_heads / heads.n_kv_heads, 4) < ridge)
+
+    def pass_time(s, tokens, cached):
+        params, kv = matmul_params(s.model), kv_bytes(s.model, cached)
+        head = s.model.vocab * s.model.d_model
+        moved, flops = s.precision.weights.bytes / s.chip.hbm_bandwidth, 2 * batch * tokens / s.chip.bf16
+        wide = sum(max(moved * p, flops * p) for p in (params - head, head))
+        return (batch * kv / s.chip.hbm_bandwidth + wide) / s.plan.chips
+
+    expected = k * pass_time(draft, 1, context + max(k - 1, 0) / 2 + 1) + pass_time(one, k + 1, context + k + 1)
+    assert expected == pytest.approx(speculate(one, draft, k, batch, context).value, rel=1e-9)
 
 
 # Attention in chunks

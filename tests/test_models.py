@@ -3,6 +3,7 @@
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lib.formats import Precision, format
@@ -135,6 +136,35 @@ def test_distinct_experts(experts, k, distinct):
     """Experts that 1, 4, 8, ... 256 tokens reach together: table T11 of formulas.md."""
     ffn = FFN(1, experts, k)
     assert [f"{ffn.touched(tokens):.1f}" for tokens in (1, 4, 8, 16, 32, 64, 128, 256)] == distinct
+
+
+def test_experts_that_all_tokens_like_alike():
+    """Chances of k / E each are the router without any; the same parameters whatever the chances."""
+    even, told = FFN(1, 8, 2), FFN(1, 8, 2, chances=(0.25,) * 8)
+    assert [even.touched(n) for n in (1, 4, 64)] == pytest.approx([told.touched(n) for n in (1, 4, 64)])
+    assert even.params(100) == told.params(100) == FFN(1, 8, 2, chances=(1, 1, 0, 0, 0, 0, 0, 0)).params(100)
+
+
+def test_experts_that_some_tokens_like():
+    """By hand, 4 experts, 2 of them: chances 0.9, 0.6, 0.3, 0.2 and two tokens make 0.99 + 0.84 + 0.51 + 0.36; two experts
+    that every token uses stay two; an array of tokens is its numbers."""
+    liked = FFN(1, 4, 2, chances=(0.9, 0.6, 0.3, 0.2))
+    assert [2, 0.99 + 0.84 + 0.51 + 0.36, 4] == pytest.approx([liked.touched(n) for n in (1, 2, 10**6)])
+    assert [0, 2, 2.7] == pytest.approx(liked.touched(np.array([0, 1, 2])))
+    assert [2, 2, 2] == [FFN(1, 4, 2, chances=(1, 0, 1, 0)).touched(n) for n in (1, 2, 1000)]
+
+
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_chances_of_any_sequence(kind):
+    """A list or an array of chances is their tuple: equal, hashable, and it takes a list of tokens as the even router does."""
+    told = FFN(1, 4, 2, chances=kind([0.9, 0.6, 0.3, 0.2]))
+    assert told == FFN(1, 4, 2, chances=(0.9, 0.6, 0.3, 0.2)) and len({told, told}) == 1
+
+
+def test_distinct_experts_of_a_list_of_tokens():
+    """As the even router, the skewed one takes a list."""
+    for chances in (None, (0.5,) * 4):
+        assert [2, 3] == pytest.approx(FFN(1, 4, 2, chances=chances).touched([1, 2]))
 
 
 def test_dense_ffn_is_one_expert():

@@ -9,6 +9,7 @@ from strategies import batches, contexts, server, servers
 
 from lib.chips import chip
 from lib.formats import Precision
+from lib.forward import decode_step
 from lib.models import Model, kv_bytes, model
 from lib.server import Plan, Server, fits, footprint, max_batch
 
@@ -413,3 +414,18 @@ def test_a_layer_that_is_not_replicated_does_not_limit_the_batch():
     state, cache = 4_268_032, 2 * 2 * 2 * 256 * 8192
     ideal = free / (45 * state / 8 + 15 * cache / 8)
     assert ideal - 4 <= max_batch(one, 8192) <= ideal
+
+
+def test_a_plan_has_no_imbalance_unless_it_is_said():
+    """1.0; part of what a plan is, and of what it is equal to."""
+    assert 1 == Plan().imbalance
+    assert Plan(8, expert=4, imbalance=1.3) != Plan(8, expert=4) == Plan(8, expert=4, imbalance=1)
+    assert len({Plan(expert=4), Plan(expert=4, imbalance=1), Plan(expert=4, imbalance=1.5)}) == 2
+
+
+def test_imbalance_takes_time_but_no_room():
+    """The busiest group holds as many experts as the others: footprint and largest batch stay, and it waits for nothing else."""
+    even, busy = (Server(model("mixtral-8x7b"), chip("h200"), Plan(1, expert=4, imbalance=x)) for x in (1, 2))
+    assert footprint(even, 64, 8192).value == footprint(busy, 64, 8192).value
+    assert max_batch(even, 8192) == max_batch(busy, 8192)
+    assert decode_step(even, 64, 8192).value < decode_step(busy, 64, 8192).value
