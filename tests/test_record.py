@@ -223,6 +223,31 @@ def test_experts_cost_two_all_to_alls(row):
     assert row.sent() == {"all-to-all": (2, pytest.approx(2 * (n - 1) / n * row.case.batch * 2 * D))}
 
 
+@pytest.mark.parametrize(
+    ("name", "batch", "expert", "experts", "top_k"),
+    [
+        ("mixtral-8x7b", 8, 3 * 4096 * 14336, 8, 2),
+        ("mixtral-8x7b", 64, 3 * 4096 * 14336, 8, 2),
+        ("qwen3-30b-a3b", 64, 3 * 2048 * 768, 128, 8),
+    ],
+)
+def test_ragged_dot_is_charged_with_the_chosen_experts(name, batch, expert, experts, top_k):
+    """2 FLOPs a parameter of an expert for each of a token's top_k, to 1 % with the router; and the bytes of all experts."""
+    row = one(program="ragged", chip="v5e", layout="ragged", model=name, batch=batch)
+    assert row.flops == pytest.approx(2 * batch * top_k * expert, rel=0.01)
+    assert row.hbm == pytest.approx(2 * experts * expert, rel=0.01)
+
+
+def test_a_loop_over_the_experts_multiplies_them_all():
+    """Mixtral's 8 instead of 2: four times the FLOPs, for the same bytes."""
+    loop, ragged = (
+        one(program="ragged", chip="v5e", layout=layout, batch=64, model="mixtral-8x7b")
+        for layout in ("dense", "ragged")
+    )
+    assert loop.flops == pytest.approx(4 * ragged.flops, rel=0.005)
+    assert loop.hbm == pytest.approx(ragged.hbm, rel=0.005)
+
+
 FOUND = [each for row in ROWS for each in verdicts.verdicts(row)]
 
 

@@ -83,12 +83,16 @@ def steps():
 
 
 def mixtures():
-    """A layer whose experts are spread over a slice."""
+    """A layer whose experts are spread over a slice, and one on a single device."""
     for chip, slice, model, batches in (("v5e", "2x4", "mixtral-8x7b", (8, 64)), ("v5e", "4x4", "qwen3-235b-a22b", (64,)),
                                         ("v5p", "2x2x2", "mixtral-8x7b", (64,)), ("v6e", "2x4", "mixtral-8x7b", (64,)),
                                         ("ironwood", "2x2x2", "deepseek-v3", (64, 256))):
         for batch in batches:
             yield Case("experts", chip, slice, model, weights="bf16", batch=batch)
+    for chip, model, layout, batch in (("v5e", "mixtral-8x7b", "ragged", 8), ("v5e", "mixtral-8x7b", "ragged", 64),
+                                       ("v5e", "mixtral-8x7b", "dense", 64), ("v5e", "qwen3-30b-a3b", "ragged", 64),
+                                       ("ironwood", "mixtral-8x7b", "ragged", 64)):
+        yield Case("ragged", chip, model=model, layout=layout, weights="bf16", batch=batch)
 
 
 def cases():

@@ -1,8 +1,10 @@
-"""The small programs that the referee has compiled for TPUs: a matrix product, attention, a layer of experts.
+"""The small programs that the referee has compiled for TPUs: a matrix product, attention, layers of experts.
 
 Each function takes a `referee.Case` and returns (function, abstract arguments, which of them it may overwrite). Nothing here is
 ever run: the arguments are shapes on the devices of a machine that exists only as a description.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from lib.demos import mixture
 from lib.demos.referee import D_HEAD, HEADS, KV_HEADS, SMALLEST, WIDE, D, F
 
 TYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn, "int4": jnp.int4,
@@ -113,3 +116,13 @@ def experts(case):
     shapes = ((case.batch, model.d_model), spec), ((model.d_model, E), P()), *[((E, *width), spec)] * 2, ((E, *width[::-1]), spec)
     arguments = [jax.ShapeDtypeStruct(shape, TYPES[case.weights], sharding=NamedSharding(mesh, at)) for shape, at in shapes]
     return jax.shard_map(layer, mesh=mesh, in_specs=tuple(at for _, at in shapes), out_specs=spec, check_vma=False), arguments, ()
+
+
+def ragged(case):
+    """One mixture layer on one device: `ragged_dot` on tokens sorted by expert, or, "dense", every expert on every token."""
+    model = case.architecture
+    ffn, where = model.blocks[-1].ffn, SingleDeviceSharding(devices(case)[0])
+    layer = {"ragged": mixture.ragged, "dense": mixture.dense}[case.layout]
+    weights, x = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, TYPES[case.weights], sharding=where),
+                              mixture.shapes(ffn, model.d_model, case.batch))
+    return functools.partial(layer, top_k=ffn.top_k), [weights, x], ()

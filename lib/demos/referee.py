@@ -17,7 +17,7 @@ import lib
 from lib.demos.hlo import Collective
 from lib.facts import DATA, known, table
 
-PROGRAMS = ("matmul", "weights", "decode attention", "prefill attention", "experts", "step")
+PROGRAMS = ("matmul", "weights", "decode attention", "prefill attention", "experts", "ragged", "step")
 # Sizes of the small programs: LLaMA-3-70B's width, FFN and heads, and a rounder width for the knee.
 D, F, WIDE = 8192, 28_672, 32_768
 HEADS, KV_HEADS, D_HEAD = 64, 8, 128

@@ -23,6 +23,8 @@ AGAIN = "all pairs of tokens, and the scores twice"
 PART = "a part of the cache is copied through HBM, which temporary memory confirms"
 WRITTEN = "scores are written to HBM and read back"
 COPIED = "a layer's keys or values are written to HBM once more, and read again, before grouped queries attend"
+EVERY = "every expert computes every token, and most results weigh nothing"
+BORDER = "a kernel is charged with all experts, of which it reads those that the router names"
 STATIC = "shapes are fixed before the routing is known: room for every token from every device to every other"
 
 
@@ -60,7 +62,7 @@ class Verdict:
 def verdicts(row):
     """The `Verdict`s on a row that was accepted: a list, empty for one that was refused."""
     kinds = {"matmul": _product, "weights": _product, "decode attention": _decode, "prefill attention": _prefill,
-             "experts": _experts, "step": _step}
+             "experts": _experts, "ragged": _ragged, "step": _step}
     return list(kinds[row.case.program](row)) if row.accepted else []
 
 
@@ -136,6 +138,21 @@ def _experts(row):
     room = 2 * (n - 1) * case.batch / n * 2 * width             # of a device, for all of its tokens to go to each other, and back
     yield Verdict(row, "all-to-all bytes", row.sent()["all-to-all"][1], sent(server, case.batch)["all-to-all"] / layers,
                   STATIC, room, room)
+
+
+def _ragged(row):
+    case, model = row.case, row.case.architecture
+    ffn, width, tokens = model.blocks[-1].ffn, model.d_model, case.batch
+    router, expert = width * ffn.n_experts, ffn.expert(width)
+    stored = format(case.weights).bytes * (ffn.n_experts * expert + router) + 2 * tokens * width
+    yield Verdict(row, "argument bytes", row.argument, stored)
+    every = 2 * tokens * (ffn.n_experts * expert + router)
+    yield Verdict(row, "FLOPs", row.flops, 2 * tokens * (ffn.top_k * expert + router),
+                  *(EVERY, every, every) if case.layout == "dense" else ())
+    if case.chip in TRUSTED:
+        idle = format(case.weights).bytes * (ffn.n_experts - ffn.touched(tokens)) * expert
+        moved = stored + 2 * tokens * width
+        yield Verdict(row, "HBM bytes", row.hbm, moved - idle, BORDER, moved, moved)
 
 
 def _step(row):
