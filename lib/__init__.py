@@ -46,6 +46,7 @@ from .models import Model as Model
 from .models import kv_bytes as kv_bytes
 from .models import model as model
 from .models import model_names as model_names
+from .models import weights_read as weights_read
 from .network import Boardfly as Boardfly
 from .network import Mesh as Mesh
 from .network import Switch as Switch

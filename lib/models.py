@@ -110,6 +110,14 @@ class Model:
         return round(self.params - idle)
 
 
+def weights_read(model, tokens):
+    """Parameters that a pass of so many tokens reads: all but the experts that none of them uses, the norms, and the embedding,
+    of which rows are looked up. Numbers or arrays. ValueError for negative tokens. Source: this book, as `forward` counts."""
+    tokens, D = positive("tokens", tokens, zero=True), model.d_model
+    read = [b.layers * (b.mixer.params(D) + b.ffn.common(D) + b.ffn.touched(tokens) * b.ffn.expert(D)) for b in model.blocks]
+    return sum(read) + model.vocab * D
+
+
 def kv_bytes(model, context, format="bf16"):
     """Bytes that one sequence of `context` tokens keeps: windows, latents, recurrent states and indexer keys included.
 

@@ -8,7 +8,7 @@ import pytest
 
 from lib.formats import Precision, format
 from lib.mixers import GQA, MLA, Recurrent
-from lib.models import FFN, Block, Model, kv_bytes, model, model_names
+from lib.models import FFN, Block, Model, kv_bytes, model, model_names, weights_read
 from lib.variants import Indexed, Shared, Windowed
 
 with open(Path(__file__).parent / "data" / "expected_models.csv", newline="", encoding="utf-8") as file:
@@ -299,3 +299,21 @@ def test_unknown_cache_format():
     """KeyError names the formats."""
     with pytest.raises(KeyError, match="unknown format 'fp7'.*bf16"):
         kv_bytes(model("llama-3-8b"), 100, "fp7")
+
+
+@pytest.mark.parametrize(("name", "tokens", "billions"), [
+    ("llama-3-70b", 1, 69.50), ("llama-3-70b", 1000, 69.50),    # formulas.md, trap 1: all but the input embedding
+    ("mixtral-8x7b", 1, 12.88 - 0.13), ("mixtral-8x7b", 1000, 46.70 - 0.13),
+])
+def test_weights_that_a_pass_reads(name, tokens, billions):
+    """A dense model reads the same for any number of tokens; a mixture from its active to all of its parameters."""
+    assert billions == pytest.approx(weights_read(model(name), tokens) / 1e9, abs=0.006)
+
+
+def test_weights_that_no_pass_reads():
+    """Negative tokens are refused; none touch no expert."""
+    with pytest.raises(ValueError, match="tokens"):
+        weights_read(model("mixtral-8x7b"), -1)
+    mixtral = model("mixtral-8x7b")
+    routed = 32 * 8 * 3 * 4096 * 14_336
+    assert weights_read(mixtral, 10**9) - weights_read(mixtral, 0) == pytest.approx(routed)

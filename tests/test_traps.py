@@ -22,7 +22,7 @@ from lib.chips import chip
 from lib.formats import Precision
 from lib.forward import decode_step, forward, prefill
 from lib.mixers import GQA, MLA, pairs
-from lib.models import FFN, Block, Model, kv_bytes, model
+from lib.models import FFN, Block, Model, kv_bytes, model, weights_read
 from lib.network import Torus, all_gather, all_reduce, all_to_all, reduce_scatter
 from lib.server import Plan, Server, fits, footprint, max_batch
 from lib.speculation import expected_tokens, free_drafts, speculate
@@ -321,6 +321,7 @@ def test_trap_13_bytes_of_deepseek_v3(batch, gigabytes):
     one = server("deepseek-v3", weights=byte, activations=nothing, kv=nothing, embedding=nothing)
     moved = sum(v for path, v in leaves(decode_step(one, batch, 1)).items() if path.endswith("memory"))
     assert gigabytes == pytest.approx(moved * 7380e9 / 1e9, rel=5e-3)
+    assert moved * 7380e9 == pytest.approx(weights_read(model("deepseek-v3"), batch), rel=1e-12)
 
 
 def test_trap_13_compute_bound_threshold_is_of_expert_matmuls_only():

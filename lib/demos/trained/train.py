@@ -36,13 +36,12 @@ def train(name, text, steps):
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    state, start, mean = optimizer.init(params), time.time(), None
+    state, start = optimizer.init(params), time.time()
     for done in range(1, steps + 1):
         begins = rng.integers(0, len(text) - LENGTH, BATCH)
         params, state, value = step(params, state, text[begins[:, None] + np.arange(LENGTH + 1)])
-        mean = float(value) if mean is None else 0.97 * mean + 0.03 * float(value)
         if done % 50 == 0:
-            print(f"{name} {done} of {steps}: {mean:.3f} nats a byte, {time.time() - start:.0f} s", flush=True)
+            print(f"{name} {done} of {steps}: {value:.2f} nats a byte, {time.time() - start:.0f} s", flush=True)
     return params
 
 
@@ -50,7 +49,7 @@ def held_out_nats(params, shape, text):
     """Mean nats a byte over a text [length], in windows of LENGTH."""
     count = (len(text) - 1) // LENGTH
     windows = text[np.arange(count)[:, None] * LENGTH + np.arange(LENGTH + 1)]
-    return float(np.mean([loss(params, shape, each) for each in np.array_split(windows, count // 32)]))
+    return float(np.mean([loss(params, shape, each) for each in np.array_split(windows, -(-count // 32))]))
 
 
 def main(names):
