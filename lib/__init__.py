@@ -71,6 +71,7 @@ from .speculation import break_even_batch as break_even_batch
 from .speculation import expected_tokens as expected_tokens
 from .speculation import free_drafts as free_drafts
 from .speculation import implied_acceptance as implied_acceptance
+from .speculation import link_bound_tokens as link_bound_tokens
 from .speculation import speculate as speculate
 from .speculation import speculative_speedup as speculative_speedup
 from .speculation import speedup as speedup

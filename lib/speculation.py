@@ -6,9 +6,10 @@ at least one token of the target, also where every proposal is refused."""
 from dataclasses import replace
 
 from .bounds import critical_batch
-from .breakdown import term, total
+from .breakdown import leaves, term, total
 from .elementwise import maximum, minimum, positive
 from .forward import decode_step, forward, said
+from .network import all_reduce
 from .routing import whole
 from .server import Server, footprint
 
@@ -52,6 +53,18 @@ def free_drafts(chip, batch, weights="bf16", math="bf16"):
     Negative where even plain decoding is compute-bound. ValueError if the chip does not multiply `math`. Source: formula 1.4
     with the tokens of a pass in place of sequences."""
     return term("proposals", critical_batch(chip, weights, math).value / positive("batch", batch) - 1, "tokens")
+
+
+def link_bound_tokens(server):
+    """Tokens of a pass from which a layer's all-reduces wait for their bytes instead of their hops.
+
+    From there on every proposal costs its share of the links. ValueError for a server whose chips exchange nothing.
+    Source: this book; the collectives' own terms."""
+    X, one = server.plan.tensor, server.precision.activations.bytes * server.model.d_model
+    positive("tensor - 1, the chips that others have to hear from", X - 1)
+    terms = leaves(all_reduce(one, X, server.slice, server.plan.all_reduce))
+    hops, links = (sum(each.value for each in terms if each.name == name) for name in ("latency", "bandwidth"))
+    return term("tokens", hops / links, "tokens")
 
 
 def speculate(target, draft, k, batch, context):

@@ -21,6 +21,7 @@ from lib.speculation import (
     expected_tokens,
     free_drafts,
     implied_acceptance,
+    link_bound_tokens,
     speculate,
     speculative_speedup,
     speedup,
@@ -480,3 +481,23 @@ def test_a_target_of_experts_in_groups():
     step = speculate(target, draft, 2, 64, 1000)
     assert leaves(forward(target, 64, 3, 1000, logits=3)) == leaves(step["verify"])
     assert 0 < step["draft"].value < step.value
+
+
+# The links
+
+
+@pytest.mark.parametrize(
+    ("chips", "hops", "rate", "tokens"),
+    [(8, 3, 300e9, 62.8), (64, 6, 600e9, 223.2)],  # 2x2x2, unwrapped: 3 links a chip; 4x4x4, wrapped: 6
+)
+def test_all_reduces_wait_for_their_bytes(chips, hops, rate, tokens):
+    """70B on Ironwood: hops x 1 us equal 16,384 B a token x (n - 1) / n over the chip's links of 100 GB/s."""
+    assert tokens == pytest.approx(hops * 1e-6 * rate / (2 * 8192 * (1 - 1 / chips)), abs=0.05)
+    found = link_bound_tokens(Server(model("llama-3-70b"), chip("ironwood"), Plan(chips, kv="batch"))).value
+    assert tokens == pytest.approx(found, abs=0.05)
+
+
+def test_a_chip_alone_exchanges_nothing():
+    """ValueError instead of a number of tokens."""
+    with pytest.raises(ValueError, match="others have to hear from"):
+        link_bound_tokens(Server(model("llama-3-8b"), chip("ironwood")))
