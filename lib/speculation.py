@@ -115,8 +115,8 @@ def best_k(target, draft, acceptance, batch, context, most=16):
 def break_even_batch(target, draft, acceptance, k, context, most=4096):
     """The smallest batch at which rounds of k proposals are slower than plain decoding; None if none up to `most` is.
 
-    For a dense model it stays slower beyond; a mixture may gain again once nearly all experts are read anyway. Whether that
-    many caches fit is not asked. Numbers only; raises as `speedup`. Source: this book, by trying every batch."""
+    Beyond it rounds may gain again: for a mixture they do once nearly all experts are read anyway. Whether that many caches
+    fit is not asked. Numbers only; raises as `speedup`. Source: this book, by trying every batch."""
     _number("acceptance", acceptance), _number("context", context)
     slower = speedup(target, draft, acceptance, k, [*range(1, positive("most", whole("most", most)) + 1)], context).value < 1
     return int(slower.argmax()) + 1 if slower.any() else None
