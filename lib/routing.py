@@ -1,6 +1,6 @@
 """Which experts the tokens of a pass reach, and how unevenly: plain counts, from which mixtures are priced."""
 
-from math import ceil, exp, lgamma, log, log1p, prod, sqrt
+from math import ceil, exp, expm1, lgamma, log, log1p, prod, sqrt
 from operator import index
 
 from .elementwise import NUMBERS, positive
@@ -42,7 +42,7 @@ def popularity(experts, top_k, skew):
         return tuple(w / every if top_k == 1 else 1.0 for w in weights)
 
     def drawn(c):
-        return [1 - exp(-c * w) for w in weights]
+        return [-expm1(-c * w) for w in weights]
     low, high = 0.0, 1.0
     while sum(drawn(high)) < top_k:
         high *= 2
@@ -70,14 +70,12 @@ def expected_max(count, shares):
     count, found = whole("count", count), _chances(shares)
     if not found:
         raise ValueError(f"shares are the chances of the bins, numbers from 0 to 1 and one at least, not {shares!r}")
-    low = max(_start(count, p) for p in found)
+    low, high = max(_start(count, p) for p in found), max(count - _start(count, 1 - p) for p in found)
     sums, mean = {p: _cumulated(count, p, low) for p in set(found)}, float(low)
-    for _ in range(low, count):
+    for _ in range(low, min(count, high)):
         here = {p: next(below) for p, below in sums.items()}
         beyond = 1 - prod(here[p] for p in found)
         mean += beyond
-        if beyond < 1e-12:
-            break
     return mean
 
 
@@ -104,8 +102,8 @@ def imbalance(chances, groups, tokens):
     many of a token's choices as it has experts. ValueError unless the groups divide the experts; as `expected_max`."""
     groups, tokens, found = whole("groups", groups), whole("tokens", tokens), _chances(chances)
     if not tokens or not groups or sum(found) < 0.5 or len(found) % groups:
-        raise ValueError(f"tokens are 1 at least, and groups divide the experts, whose chances are from 0 to 1; got {tokens}, "
-                         f"{groups} groups, chances {chances!r}")
+        raise ValueError(f"tokens are 1 at least, and groups divide the experts, whose chances are from 0 to 1 and add up "
+                         f"to one expert at least; got {tokens}, {groups} groups, chances {chances!r}")
     own, mean = len(found) // groups, tokens * sum(found) / groups
     most = min(own, max(round(sum(found)), 1))
     loads = [sum(found[own * g:own * (g + 1)]) for g in range(groups)]

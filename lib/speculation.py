@@ -62,7 +62,7 @@ def link_bound_tokens(server):
     Source: this book; the collectives' own terms."""
     X, one = server.plan.tensor, server.precision.activations.bytes * server.model.d_model
     positive("tensor - 1, the chips that others have to hear from", X - 1)
-    terms = leaves(all_reduce(one, X, server.slice, server.plan.all_reduce))
+    terms = leaves(all_reduce(one, X, replace(server.slice, overhead=0.0), server.plan.all_reduce))    # it is in both terms
     hops, links = (sum(each.value for each in terms if each.name == name) for name in ("latency", "bandwidth"))
     return term("tokens", hops / links, "tokens")
 

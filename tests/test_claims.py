@@ -82,9 +82,11 @@ def recorded():
         patch.setattr(lib, "check", note)
         patch.setattr(lib, "checks", lambda many: [note(*item) for item in many.items()])
         forget()
-        for name in CHAPTERS:
-            run(BOOK / f"{name}.ipynb", {})
-    forget()
+        try:
+            for name in CHAPTERS:
+                run(BOOK / f"{name}.ipynb", {})
+        finally:
+            forget()
     return values
 
 

@@ -259,6 +259,7 @@ def test_what_a_cpu_reads_for_a_quantized_matrix():
     schemes = {name: SCHEMES[name] for name in ("int8 weights", "int4 weights", "int8 both, dynamic")}
     found = quantized.reads(schemes, rows, columns, batch)
     assert list(found) == ["f32", *schemes]
+    # With both operands int8 the activations are also written and read as int8, and scales and int32 sums beside them.
     for name, each, matrix in (
         ("f32", 4, 0),
         ("int8 weights", 9, 4),

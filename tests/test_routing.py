@@ -160,14 +160,24 @@ def test_popularity_of_simulated_tokens(E, k, skew):
     assert used[E // 2 :].sum() == pytest.approx(found[E // 2 :].sum(), rel=0.05)
 
 
-@pytest.mark.parametrize(("E", "k", "skew"), [(256, 8, 400.0), (8, 2, 1100.0), (8, 2, 1e30)])
-def test_an_extreme_skew_leaves_the_first_k(E, k, skew):
-    """Weights too small for a float are no NaN: the k most popular experts are used by every token, or it is refused."""
-    try:
-        found = popularity(E, k, skew)
-    except ValueError:
-        return
-    assert [1] * k + [0] * (E - k) == pytest.approx(found, abs=0.2)
+@pytest.mark.parametrize(("E", "k", "skew"), [(256, 8, 400.0), (8, 2, 16.1), (8, 2, 1e30)])
+def test_an_extreme_skew_is_refused(E, k, skew):
+    """Beyond 16 the popularity of most experts is no number any more."""
+    with pytest.raises(ValueError, match="skew .* at most 16"):
+        popularity(E, k, skew)
+
+
+def test_the_steepest_skew_leaves_the_first_k():
+    """At 16 the most popular experts are used by every token, the last hardly ever, and none of it is NaN."""
+    found = popularity(256, 8, 16.0)
+    assert [1] * 6 == pytest.approx(found[:6], abs=1e-4) and 0 < found[-1] < 1e-20
+    assert 8 == pytest.approx(sum(found))
+
+
+def test_many_things_in_many_bins():
+    """The largest of 64 counts of a million things: 2.3637 deviations above the mean (order statistics of the normal law)."""
+    mean, deviation = 1e6 / 64, (1e6 / 64 * 63 / 64) ** 0.5
+    assert expected_max(10**6, [1 / 64] * 64) == pytest.approx(mean + 2.3637 * deviation, abs=0.1 * deviation)
 
 
 # The fullest bin

@@ -32,7 +32,7 @@ CHEN = 1.8 / 14.1  # draft step over target step, ms (Chen et al. 2023)
 
 # Tokens of a round
 
-LEVIATHAN = [  # acceptance, proposals, tokens a round (Leviathan et al. 2023, table 2)
+LEVIATHAN = [  # acceptance and proposals of Leviathan et al. 2023, table 2; tokens by their equation 1, computed elsewhere
     (0.75, 7, 3.6),
     (0.80, 7, 4.161),
     (0.82, 7, 4.42),
@@ -47,7 +47,7 @@ LEVIATHAN = [  # acceptance, proposals, tokens a round (Leviathan et al. 2023, t
 
 @pytest.mark.parametrize(("acceptance", "k", "tokens"), LEVIATHAN)
 def test_tokens_of_leviathan(acceptance, k, tokens):
-    """The paper's own counts, to its last digit."""
+    """Nine published acceptances, to three decimals."""
     assert tokens == pytest.approx(expected_tokens(acceptance, k).value, abs=5e-4)
 
 
@@ -336,8 +336,8 @@ def test_a_draft_on_fewer_chips_lies_on_one_of_them_whole():
 # When it pays
 
 
-@pytest.mark.parametrize(("printed", "tokens", "acceptance", "table", "best"), T9)
-def test_a_speedup_is_that_of_its_times(printed, tokens, acceptance, table, best):
+@pytest.mark.parametrize("acceptance", [0.724, 0.748, 0.851])
+def test_a_speedup_is_that_of_its_times(acceptance):
     """`speedup` of servers is `speculative_speedup` of the times of their steps."""
     plain, draft = (decode_step(one, 16, 8192).value for one in (TARGET, DRAFT))
     verify = forward(TARGET, 16, 2, 8192, logits=2).value
@@ -432,12 +432,9 @@ def test_gains_explain_themselves(acceptance):
 
 
 def test_an_acceptance_has_no_letters():
-    """Bisection takes numbers: explain says so, or shows a number; it does not fail on the truth of a relation."""
-    try:
-        told = explain(implied_acceptance, tokens=2.9, k=4)
-    except ValueError:
-        return
-    assert told.value == implied_acceptance(2.9, 4).value
+    """Bisection takes numbers: explain says so."""
+    with pytest.raises(ValueError, match="must be one number here"):
+        explain(implied_acceptance, tokens=2.9, k=4)
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -493,8 +490,10 @@ def test_a_target_of_experts_in_groups():
 def test_all_reduces_wait_for_their_bytes(chips, hops, rate, tokens):
     """70B on Ironwood: hops x 1 us equal 16,384 B a token x (n - 1) / n over the chip's links of 100 GB/s."""
     assert tokens == pytest.approx(hops * 1e-6 * rate / (2 * 8192 * (1 - 1 / chips)), abs=0.05)
-    found = link_bound_tokens(Server(model("llama-3-70b"), chip("ironwood"), Plan(chips, kv="batch"))).value
-    assert tokens == pytest.approx(found, abs=0.05)
+    for overhead in (0.0, 5e-6):  # which is in both terms, and cancels
+        ironwood = replace(chip("ironwood"), network=replace(chip("ironwood").network, overhead=overhead))
+        found = link_bound_tokens(Server(model("llama-3-70b"), ironwood, Plan(chips, kv="batch"))).value
+        assert tokens == pytest.approx(found, abs=0.05)
 
 
 def test_a_chip_alone_exchanges_nothing():

@@ -90,6 +90,7 @@ def chi_square(counts, probabilities):
     """How often chance alone strays further from probabilities than these counts: the p-value of the chi-square test.
 
     counts, probabilities: [rows, tokens], a sample in each row. Tokens expected fewer than LEAST times are joined.
+    ValueError where no row has two tokens, or joined ones, to compare.
     """
     counts, statistic, degrees = np.asarray(counts), 0.0, 0
     for seen, expected in zip(counts, counts.sum(-1, keepdims=True) * probabilities, strict=True):
@@ -99,6 +100,8 @@ def chi_square(counts, probabilities):
         if often.any():
             seen, expected = (np.append(each[often], each[~often].sum()) for each in (seen, expected))
             statistic, degrees = statistic + ((seen - expected) ** 2 / expected).sum(), degrees + often.sum()
+    if not degrees:
+        raise ValueError(f"no row has two tokens that are expected {LEAST} times: there is nothing to compare")
     return float(jax.scipy.special.gammaincc(degrees / 2, statistic / 2))
 
 

@@ -11,18 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from lib.demos import transformer
+from lib.elementwise import positive
 
 
 @dataclass(frozen=True)
 class Model:
     """A transformer as a language model of single sequences.
 
-    shape, params: as in `transformer`. At temperature 0 the likeliest token has probability 1, and decoding is greedy.
+    shape, params: as in `transformer`. At temperature 0 the likeliest token has probability 1, and decoding is greedy. Raises
+    ValueError for a negative one.
     """
 
     shape: transformer.Shape
     params: dict
     temperature: float = 1.0
+
+    def __post_init__(self):
+        positive("temperature", self.temperature, zero=True)
 
     def start(self, length):
         """An empty KV cache."""

@@ -6,7 +6,6 @@ goes to the same experts on every processor. Weights are scaled integers. Times 
 
 import functools
 import math
-import time
 from dataclasses import astuple, dataclass
 
 import jax
@@ -14,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from lib.demos import sharded
+from lib.demos import machine, sharded
+from lib.routing import known_chances
 
 WIDTH = 256     # of the tokens whose way is counted
 AXIS = "experts"
@@ -127,9 +127,9 @@ def loads(experts, count, tokens):
 
     experts: [all tokens, top_k], as `route` returns them. ValueError where they are fewer than one pass has.
     """
-    passes = len(experts) // tokens
-    if not passes:
+    if not 1 <= tokens <= len(experts):
         raise ValueError(f"a pass of {tokens} tokens needs as many, not {len(experts)}")
+    passes = len(experts) // tokens
     each = np.asarray(experts)[: passes * tokens].reshape(passes, -1) + count * np.arange(passes)[:, None]
     return np.bincount(each.ravel(), minlength=passes * count).reshape(passes, count)
 
@@ -138,11 +138,11 @@ def biases(router, x, chances):
     """Biases [E] under which a router uses its experts as often as `chances` say, found as balanced training finds them.
 
     An expert that the tokens x [tokens, width] use too often loses a step, one that they use too seldom gains it, and steps
-    become smaller. chances: as of `lib.routing.popularity`. ValueError unless they are one for each expert.
+    become smaller. chances: as of `lib.routing.popularity`. ValueError unless there is one for each expert, from 0 to 1, and
+    they add up to a whole number of experts.
     """
-    if len(chances) != router.shape[1]:
-        raise ValueError(f"a router of {router.shape[1]} experts has as many chances, not {len(chances)}")
-    top_k, bias = round(sum(chances)), np.zeros(len(chances), np.float32)
+    top_k, bias = round(sum(chances)), np.zeros(router.shape[1], np.float32)
+    chances = known_chances(chances, router.shape[1], top_k)
     wanted = np.rint(np.asarray(chances) * len(x))
     for step in np.repeat(2.0 ** -np.arange(12), 6):
         _, experts = route(router, x, top_k, bias)
@@ -239,10 +239,10 @@ def sweep(router, experts, top_k, batches=(1, 2, 4, 8, 16, 32, 64, 72, 128, 256,
     for name, *operands in asked:
         one = _timed(gathered, *operands)
         found.setdefault(name, {}).setdefault(one.tokens, []).append(astuple(one))
-    return {name: [Pass(*np.median(rows, 0).tolist()) for rows in sizes.values()] for name, sizes in found.items()}
+    return {name: [Pass(tokens, *np.median(rows, 0)[1:].tolist()) for tokens, rows in sizes.items()]
+            for name, sizes in found.items()}
 
 
 def _timed(function, experts, x, share):
-    start = time.perf_counter()
-    jax.block_until_ready(function(experts, x, share))
-    return Pass(x.shape[1], int((share > 0).any(1).sum()), time.perf_counter() - start)
+    seconds, _ = machine._timed(function, experts, x, share)
+    return Pass(x.shape[1], int((share > 0).any(1).sum()), seconds)

@@ -150,9 +150,9 @@ def _ragged(row):
     yield Verdict(row, "FLOPs", row.flops, 2 * tokens * (ffn.top_k * expert + router),
                   *(EVERY, every, every) if case.layout == "dense" else ())
     if case.chip in TRUSTED:
-        idle = format(case.weights).bytes * (ffn.n_experts - ffn.touched(tokens)) * expert
+        idle = 0 if case.layout == "dense" else format(case.weights).bytes * (ffn.n_experts - ffn.touched(tokens)) * expert
         moved = stored + 2 * tokens * width
-        yield Verdict(row, "HBM bytes", row.hbm, moved - idle, BORDER, moved, moved)
+        yield Verdict(row, "HBM bytes", row.hbm, moved - idle, *(() if case.layout == "dense" else (BORDER, moved, moved)))
 
 
 def _step(row):
