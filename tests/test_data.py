@@ -193,3 +193,18 @@ def test_measured_latencies_are_of_known_chips_and_sources():
     assert {row["chip"] for row in found} <= set(NAMES) and {row["source"] for row in found} <= sources
     assert {row["unit"] for row in found} == {"us"} and all(int(row["chips"]) > 1 for row in found)
     assert {row["collective"] for row in found} <= {"all-gather", "all-reduce", "one-shot all-reduce"}
+
+
+def test_published_speculations_are_of_known_sources():
+    """Each has proposals, a speed-up and the sizes it is compared by; Leviathan's an acceptance, Chen's its three times, whose
+    ratio is the printed speed-up to 0.5 %, but for one that the chapter names (1.875 printed as 1.92)."""
+    found, sources = rows("speculation"), {row["key"] for row in SOURCES}
+    assert {row["source"] for row in found} == {"LEV", "CHEN"} <= sources
+    for row in found:
+        assert int(row["k"]) >= 1 and float(row["speedup"]) > 1
+        assert 0 < float(row["draft_params"]) < float(row["target_params"])
+    assert all(0 < float(row["acceptance"]) < 1 for row in found if row["source"] == "LEV")
+    timed = [row for row in found if row["source"] == "CHEN"]
+    ratios = [float(row["target_ms"]) / float(row["token_ms"]) for row in timed]
+    off = [abs(ratio / float(row["speedup"]) - 1) > 0.005 for ratio, row in zip(ratios, timed, strict=True)]
+    assert off == [True, False, False] and round(ratios[0], 3) == 1.875

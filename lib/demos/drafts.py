@@ -141,14 +141,14 @@ def race(target, draft, prompts, new, k):
     for prompt in prompts:
         caches, rng, last = _begin(target, draft, prompt, new, k), np.random.default_rng(0), prompt[-1:]
         for name, proposals in ("plain", 0), ("round", k):
-            seconds, made = machine._timed(_finish, target, draft, caches, prompt, new, proposals, rng)
+            seconds, made = machine.timed(_finish, target, draft, caches, prompt, new, proposals, rng)
             times[name].append(seconds / len(made.rounds))
         rounds += made.rounds
         passes = {"step": (target, caches[0], last, 1), "verify": (target, caches[0], [*last] * (k + 1), 1),
                   "draft": (draft, caches[1], last, k)}
         for _ in range(PASSES):
             for name, each in passes.items():
-                times[name].append(machine._timed(reads, *each)[0] / each[-1])
+                times[name].append(machine.timed(reads, *each)[0] / each[-1])
     return Race(**{name: float(np.median(each)) for name, each in times.items()}, tokens=float(np.mean(rounds)))
 
 

@@ -104,7 +104,7 @@ def sweep(shape, points=POINTS, rounds=4, seed=0):
     def once(point):
         batch, context, new = _checked(*point)
         tokens, position = jnp.zeros((batch, new), jnp.int32), jnp.int32(context - new)
-        elapsed, (_, caches[point]) = _timed(transformer.next_token, params, shape, caches[point], tokens, position)
+        elapsed, (_, caches[point]) = timed(transformer.next_token, params, shape, caches[point], tokens, position)
         return elapsed
 
     for point in points:
@@ -223,14 +223,15 @@ def _programs(shape, params):
 
 def _once(programs):
     """Seconds of one run of every calibration program, by name."""
-    return {name: _timed(*program)[0] for name, (program, _) in programs.items()}
+    return {name: timed(*program)[0] for name, (program, _) in programs.items()}
 
 
 def _read(arrays):
     return [each.max() for each in arrays]
 
 
-def _timed(function, *operands):
+def timed(function, *operands):
+    """Seconds of one call, until its result is there, and the result."""
     start = time.perf_counter()
     result = jax.block_until_ready(function(*operands))
     return time.perf_counter() - start, result

@@ -244,5 +244,5 @@ def sweep(router, experts, top_k, batches=(1, 2, 4, 8, 16, 32, 64, 72, 128, 256,
 
 
 def _timed(function, experts, x, share):
-    seconds, _ = machine._timed(function, experts, x, share)
+    seconds, _ = machine.timed(function, experts, x, share)
     return Pass(x.shape[1], int((share > 0).any(1).sum()), seconds)

@@ -243,5 +243,5 @@ def reads(schemes, rows=8192, columns=4096, batch=8):
 
 def times(found, rounds=7):
     """Median seconds of each `Read`, all of them once in every round: {name: seconds}."""
-    seconds = [[machine._timed(each.run)[0] for each in found.values()] for _ in range(rounds)]
+    seconds = [[machine.timed(each.run)[0] for each in found.values()] for _ in range(rounds)]
     return dict(zip(found, np.median(seconds, 0).tolist(), strict=True))
