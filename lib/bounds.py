@@ -90,6 +90,23 @@ def prefill_time(chip, n, params, prompt, mfu=1.0, math="bf16"):
     return term("prefill", 2 * params * prompt / (n * chip.peak(math) * mfu))
 
 
+def server_ratio(prefill, step, batch, output):
+    """Prefill servers that one decode server keeps busy: t_p B / (t_d G), both working without a pause.
+
+    prefill: seconds of one prompt; step: seconds of a decode step of `batch` sequences, that batch and no other; output: tokens
+    a request asks for. Servers, not chips: of different sizes, weigh them. Source: the Scaling Book's chapter 8, question 12."""
+    asked = positive("prefill", prefill) * positive("batch", batch)
+    return term("ratio", asked / (positive("step", step) * positive("output", output)), "P/G")
+
+
+def evicted_tokens(batch, prompt, output):
+    """Tokens of cache that a full decode server frees a step, and takes in again: B/G requests end, each of P + G tokens.
+
+    Source: the Scaling Book's chapter 8."""
+    batch, prompt, output = positive("batch", batch), positive("prompt", prompt), positive("output", output)
+    return term("evicted", batch * (prompt + output) / output, "tokens")
+
+
 def attention_parity(params, layers, n_heads, d_head):
     """Prompt tokens at which causal attention takes as many FLOPs as the matrices: 2 L N H T^2 = 2 P T."""
     width = positive("n_heads", n_heads) * positive("d_head", d_head)

@@ -93,6 +93,27 @@ def _collectives(server, block, copies, a, tokens, among):
         yield replace(all_to_all(a * among * places * D, n, server.expert_slice) * 2, name="expert all-to-all")
 
 
+def mixed(server, batch, context, new, cached):
+    """Seconds of a pass in which `batch` sequences with `context` cached tokens gain a token each, and beside them a chunk of
+    `new` prompt tokens is read after `cached` ones: chunked prefill.
+
+    All tokens share one read of the weights and one message of each collective; attention looks at each cache on its own.
+    No logits for the chunk. Numbers or arrays; the caches' fit is not asked. ValueError as `forward`."""
+    batch, context = positive("batch", batch), positive("context", context)
+    new, cached = positive("new", new), positive("cached", cached, zero=True)
+    together, alone = _pass(server, batch + new, 1, context, 1), _pass(server, batch, 1, context, 1)
+    chunk = _pass(server, 1, new, cached, 1)
+    layers = {block.name for block in server.model.blocks}
+
+    def merged(whole, own, read):
+        if whole.name not in layers:
+            return own if whole.name == "unembed" else whole
+        attention = total("attention", replace(own["attention"], name="decoding"), replace(read["attention"], name="chunk"))
+        return total(whole.name, *[attention if part.name == "attention" else part for part in whole.parts])
+    parts = zip(together.parts, alone.parts, chunk.parts, strict=True)
+    return total("mixed", *[merged(whole, own, read) for whole, own, read in parts])
+
+
 def said(result, held, room):
     """A breakdown that knows whether the bytes `held` by the fullest chip fit its `room`, and says so if they do not."""
     fits = held <= room

@@ -210,8 +210,21 @@ def max_batch(server, context):
     if not isinstance(tensor, NUMBERS):
         plans = {X: replace(server.plan, tensor=X) for X in sizes(tensor)}
         return sum((tensor == X) * max_batch(replace(server, plan=plan), context) for X, plan in plans.items())
-    copies, groups = [round(server.copies(block.mixer)) for block in server.model.blocks], server.plan.groups
-    turn = lcm(*copies) if server.plan.kv == "batch" else 1  # so many sequences add the same to every chip of a group
-    turns = minimum((server.chip.capacity - weights(server).value) / _cache(server, turn, context), LARGEST)
+    turn, turns, groups = *_turns(server, context), server.plan.groups
     whole = turn * (max(floor(turns), 0) if isinstance(turns, NUMBERS) else turns.clip(0) // 1)
     return groups * (whole + sum(fits(server, groups * (whole + more), context) for more in range(1, turn)))
+
+
+def cache_tokens(server, context):
+    """Tokens of cache that fit beside the weights, in sequences of `context` tokens: what a pool of pages has room for.
+
+    Where windows or states make the tokens of a long sequence lighter, `context` says how long. 0 if the weights do not fit."""
+    turn, turns = _turns(server, positive("context", context))
+    return floor(max(server.plan.groups * turn * turns * context, 0))
+
+
+def _turns(server, context):
+    """(sequences that add the same to every chip of a group, how many times as many fit)."""
+    copies = [round(server.copies(block.mixer)) for block in server.model.blocks]
+    turn = lcm(*copies) if server.plan.kv == "batch" else 1
+    return turn, minimum((server.chip.capacity - weights(server).value) / _cache(server, turn, context), LARGEST)

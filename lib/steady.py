@@ -1,0 +1,129 @@
+"""The steady state of a service: how much it can take, how long a request waits for its first token and for each one after.
+
+Requests come independently of each other; those of several servers are dealt at random, which is worse than what a router
+does. Prefill is a queue of prompts; decoding is a station that its sequences share equally."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil, exp
+
+from .breakdown import term, total
+from .forward import decode_step, mixed
+from .queueing import crowd, stable, tail, wait, wait_chance
+from .serving import APART, handover, read, transfer
+
+
+@dataclass(frozen=True)
+class Station:
+    """What one server does while it decodes n = 1, 2, ... sequences, whatever the rate of requests.
+
+    Seconds of a step, of reading a prompt, and by which each prompt lengthens the steps of the others, an entry for each n; the
+    `variation` of reading; `held`, the seconds that a place is held while the cache comes; `output`, the mean tokens."""
+
+    steps: tuple
+    reading: tuple
+    extra: tuple
+    variation: float
+    held: float
+    output: float
+
+
+def station(service):
+    """The `Station` of a service. Where batches end before prompts are read, answers are taken to have their mean length."""
+    return _station(replace(service, workload=replace(service.workload, rate=1.0)))
+
+
+@lru_cache(maxsize=256)
+def _station(service):
+    import numpy
+    workload, batches = service.workload, numpy.arange(1, service.slots + 1)
+    prompts, seconds = workload.prompt, {prompt: read(service, prompt) for prompt in workload.prompt.counts}
+    steps, whole = decode_step(service.decode, batches, workload.context).value, prompts.mean(seconds.get)
+    reading, extra, held = whole + 0 * steps, 0 * steps, 0.0
+    if service.policy == APART:
+        held = prompts.mean(lambda prompt: handover(service, prompt).value)
+    elif service.policy == "chunked":
+        new = prompts.mean(lambda prompt: prompt - workload.kept(prompt))
+        chunks = numpy.minimum(service.budget - batches, ceil(new))
+        passes = mixed(service.decode, batches, workload.context, chunks, prompts.mean() - (new + chunks) / 2).value
+        reading, extra = new / chunks * passes, new / chunks * (passes - steps)
+    else:
+        extra = reading
+    variation = max(prompts.mean(lambda prompt: seconds[prompt] ** 2) / whole**2 - 1, 0) ** 0.5
+    return Station(*(tuple(values.tolist()) for values in (steps, reading, extra)), variation, held, workload.output.mean())
+
+
+def loads(service):
+    """{where: load} of what requests pass: the servers; or prefill servers, link and decode servers. Above 1 the queue grows."""
+    one, rate, (prefills, decodes) = station(service), service.workload.rate, service.servers
+    speeds = [n / (one.held + one.output * step + n * extra)
+              for n, (step, extra) in enumerate(zip(one.steps, one.extra, strict=True), 1)]
+    if service.policy != APART:
+        return {"servers": rate / decodes / max(map(min, speeds, [1 / reading for reading in one.reading]))}
+    moved = service.workload.prompt.mean(lambda prompt: transfer(service, prompt).value)
+    return {"prefill servers": rate * one.reading[0] / prefills, "link": rate * moved / prefills,
+            "decode servers": rate / decodes / max(speeds)}
+
+
+def capacity(service):
+    """Requests per second that a service can take at most, whatever its workload's own rate is."""
+    return term("capacity", service.workload.rate / max(loads(service).values()), "req/s")
+
+
+def decoding(service):
+    """Mean sequences that each decode server decodes together. ValueError for a load of 1 or more."""
+    chances, _ = _crowd(service)
+    return term("batch", sum(n * p for n, p in enumerate(chances)), "sequences")
+
+
+def tpot(service):
+    """Mean seconds from one token of a request to the next: a step, and how much other prompts lengthen it on the same chips.
+
+    ValueError for a load of 1 or more. Source: Little's law, B = rate x output x TPOT."""
+    rate, one, present = service.workload.rate / service.servers[1], station(service), decoding(service).value
+    every = (present - rate * one.held) / (rate * one.output)
+    delay = rate * _between(one.extra, present)             # the part of the time that prompts take
+    return total("TPOT", term("step", every * (1 - delay)), term("prefill interference", every * delay))
+
+
+def ttft(service, share=None):
+    """Seconds until a request's first token: queue, prefill, transfer, first step; the mean, or what a `share` of requests gets.
+
+    The queue is all that is read before a request's first step but its own prompt, and the wait for a place. A share is of
+    that, taken as exponential, with what follows at its mean: for prompts of one length.
+    ValueError for a load of 1 or more, and where batches end before prompts are read, for which there is no closed form."""
+    if service.policy == "decode first":
+        raise ValueError("no closed form says how long prompts wait for a batch to end: simulate it")
+    chances, waiting = _crowd(service)
+    one, gap, (prefills, decodes) = station(service), tpot(service), service.servers
+    each, step = gap.value, gap["step"].value
+    rate, present, busy = service.workload.rate / decodes, decoding(service).value, 1 - chances[0]
+    reading = _between(one.reading, present)
+    if service.policy == APART:
+        late = wait_chance(service.workload.rate, reading, prefills)
+        queue, first = wait(service.workload.rate, reading, prefills, one.variation).value, each * (1 + busy / 2)
+    else:
+        load = late = rate * reading
+        queue = wait(rate, reading, 1, one.variation).value + busy * step / 2           # the pass under way ends first
+        first = step + load * (each - step) if service.policy == "chunked" else step
+        if service.policy == "prefill first":               # prompts that come meanwhile are read before its first step, too
+            queue, late = queue + load * (queue + reading) / (1 - load), 1 - (1 - load) * exp(-load)
+    if share is not None:
+        queue = queue * tail(late, share)
+    return total("TTFT", term("queue", queue + waiting / rate), term("prefill", reading), term("transfer", one.held),
+                 term("first step", first))
+
+
+def _crowd(service):
+    """(chances of so many sequences on a decode server, mean number that waits for a place)."""
+    for where, load in loads(service).items():
+        stable(load, f" of {where}" if where != "servers" else "")
+    rate, one = service.workload.rate / service.servers[1], station(service)
+    return crowd(rate, [n * (1 - rate * extra) / (one.held + one.output * step)
+                        for n, (step, extra) in enumerate(zip(one.steps, one.extra, strict=True), 1)])
+
+
+def _between(values, n):
+    """Of values at 1, 2, ... the one at n, which need not be whole; the first below 1."""
+    low = min(max(int(n), 1), len(values)) - 1
+    return values[low] + min(max(n - 1 - low, 0), 1) * (values[min(low + 1, len(values) - 1)] - values[low])
