@@ -34,7 +34,7 @@ def goodput(service, first, each, share=0.9):
                                                            f"and a further one every {further}")
     if kept(high):
         return term("goodput", high, "req/s")
-    while high - low > most * 2**-20:
+    while high - low > most * 2**-14:
         middle = (low + high) / 2
         low, high = (middle, high) if kept(middle) else (low, middle)
     return term("goodput", low, "req/s")

@@ -40,15 +40,15 @@ class Passes:
         chunks = bodies[:0]
         if sizes:
             chunks = _attention(server, forward(server, 1, numpy.array(sizes)[:, None], numpy.array(knots)[None]))
-        tables = dict(knots=knots, decoding=[[], *decoding.tolist()], heads=[0.0, *heads.tolist()], bodies=[0.0, *bodies.tolist()],
-                      chunks=chunks.tolist(), sizes=sizes)
+        tables = dict(knots=knots, decoding=[[], *decoding.tolist()], heads=[0.0, *heads.tolist()],
+                      bodies=[0.0, *bodies.tolist()], chunks=chunks.tolist(), sizes=sizes)
         for name, values in tables.items():
             object.__setattr__(self, name, values)
 
     def prefill(self, new, cached):
         """Seconds in which `new` tokens of one prompt are read after `cached` ones."""
         if (new, cached) not in self.whole:
-            self.whole[new, cached] = forward(self.service.prefill, 1, new, cached).value
+            self.whole[new, cached] = forward(self.service.prefill, self.service.lanes, new, cached).value
         return self.whole[new, cached]
 
     def step(self, batch, context):

@@ -6,7 +6,7 @@ Requests arrive independently of each other (Poisson) and are served in their or
 from math import log
 
 from .breakdown import term
-from .elementwise import maximum, positive
+from .elementwise import positive
 from .routing import whole
 
 
@@ -54,7 +54,7 @@ def tail(late, share):
     """How many times the mean wait a `share` of requests waits at most, if a part `late` of them waits, exponentially long."""
     share = positive("share", share)
     positive("1 - share", 1 - share)
-    return maximum(log(late / (1 - share)), 0) / late
+    return log(late / (1 - share)) / late if late > 1 - share else 0.0
 
 
 def crowd(rate, completions):

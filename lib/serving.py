@@ -48,15 +48,20 @@ class Service:
             names = f"{self.prefill.model.name} and {self.decode.model.name}"
             raise ValueError(f"prefill and decode servers hold one model, got {names}")
         most = max_batch(self.decode, self.workload.length)
-        if most < 1 or not fits(self.prefill, 1, max(self.workload.prompt.counts)):
+        if most < 1 or not fits(self.prefill, self.lanes, max(self.workload.prompt.counts)):
             raise ValueError(f"does not fit: beside the weights there is no room for a prompt of "
                              f"{max(self.workload.prompt.counts)} tokens, or for a request of {self.workload.length:.0f}")
         slots = most if self.slots is None else positive("slots", whole("slots", self.slots))
         most = max(max_batch(self.decode, self.workload.context), most)
         if slots > most:
-            raise ValueError(f"does not fit: {slots} sequences of {self.workload.context:.0f} tokens on average; slots is at most "
-                             f"{most}")
+            raise ValueError(f"does not fit: {slots} sequences of {self.workload.context:.0f} tokens on average; "
+                             f"slots is at most {most}")
         object.__setattr__(self, "slots", slots)
+
+    @property
+    def lanes(self):
+        """Prompts that a prefill server has under way at once: one in each stage of a pipeline and in each group."""
+        return self.prefill.plan.pipeline * self.prefill.plan.groups if self.policy == APART else 1
 
     @property
     def chips(self):
@@ -87,7 +92,8 @@ def disaggregated(prefill, decode, workload, servers=(1, 1), link="dcn", slots=N
 
     prefill and decode: Servers of one model that may differ in chip, plan and formats; servers: how many of each. link: "dcn",
     "network" (one link of each chip, slices side by side in one domain of one kind of chip) or a Switch with a chip's egress.
-    A prompt is read alone. ValueError for what does not fit, for another link, or where it is not known."""
+    A pass reads one prompt; stages and groups of a prefill server have one each under way. ValueError for what does not fit, for
+    another link, or where it is not known."""
     try:
         counts = tuple(positive("servers", whole("servers", count)) for count in servers)
     except TypeError:
@@ -139,6 +145,6 @@ def handover(service, prompt):
 
 
 def read(service, prompt):
-    """Seconds in which a prompt is read in a pass of its own, but for what is cached of it."""
+    """Seconds in which a prompt is read in a pass of its own, but for what is cached of it, with every lane occupied."""
     kept = service.workload.kept(prompt)
-    return forward(service.prefill, 1, prompt - kept, kept).value
+    return forward(service.prefill, service.lanes, prompt - kept, kept).value

@@ -1,10 +1,10 @@
 """A service request by request: continuous batching step by step, a paged cache, admission, preemption and transfers.
 
-Prompts wait in their order: in one queue for all prefill servers, or, co-located, at the server with the fewest requests. A
+Prompts wait in their order: in one queue for all prefill servers, or, co-located, at the server with the fewest before it. A
 sequence is admitted when a slot is free and the pool has pages for its cache and one token more. Where the next tokens need
 more pages than are left, the sequence admitted last loses its cache and goes back to the head of the queue, to be read again
-with what it has made. A prefill server reads one prompt at a time, and the next one while a cache waits or is sent, as long as
-its memory holds them all; caches leave a prefill server one after the other, for the decode server with the fewest."""
+with what it has made. A prefill server has a prompt in each of its lanes, and reads on while caches wait or are sent, as long
+as its memory holds them all; they leave it one after the other, each for the decode server with the fewest sequences."""
 
 from collections import deque
 
@@ -33,11 +33,10 @@ def simulate(service, requests=10_000, seed=0, passes=None):
     longest = int((requests.prompt + requests.output).max())
     world = World(service, requests, longest, passes or Passes(service, longest))
     world.env.process(_arrivals(world))
-    decodes, prefills = len(world.batches), service.servers[0] if service.policy == APART else 0
-    for server in range(decodes):
+    for server in range(len(world.batches)):
         world.env.process(TURNS[service.policy](world, server))
-    for server in range(decodes, decodes + prefills):
-        world.env.process(_prefill(world, server))
+    for lane in world.lanes:
+        world.env.process(_prefill(world, *lane))
     world.env.run()
     return world.run()
 
@@ -55,8 +54,7 @@ def _arrivals(world):
     for job in world.jobs:
         yield world.env.timeout(max(job.row["arrival"] - world.env.now, 0))
         world.count(1)
-        servers = range(len(world.queues))
-        world.enqueue(job, min(servers, key=lambda i: len(world.queues[i]) + len(world.batches[i].held)))
+        world.enqueue(job, min(range(len(world.queues)), key=world.unread))
 
 
 def _prefill_first(world, server):
@@ -119,18 +117,17 @@ def _chunked(world, server):
                 batch.join(job)
 
 
-def _prefill(world, server):
-    import simpy
-    queue, link, kept = world.queue_of(server), simpy.Resource(world.env), [0]
+def _prefill(world, lane, link, memory):
+    queue = world.queue_of(lane)
     while True:
-        if queue and (not kept[0] or kept[0] + queue[0].context <= world.memory):
+        if queue and (memory.has_room(queue[0]) or not memory.held):
             job = queue.popleft()
-            kept[0] += job.context
-            yield from world.read(job, server)
-            world.ready.append((job, link, kept, server))
+            memory.admit(job)
+            yield from world.read(job, lane)
+            world.ready.append((job, link, memory))
             _place(world)
         else:
-            yield world.sleep(server)
+            yield world.sleep(lane)
 
 
 def _place(world):
@@ -146,15 +143,16 @@ def _place(world):
         world.env.process(_send(world, job, server, *sender))
 
 
-def _send(world, job, server, link, kept, sender):
+def _send(world, job, server, link, memory):
     with link.request() as turn:
         yield turn
         yield world.env.timeout(world.passes.transfer(job.context))
-    kept[0] -= job.context
+    memory.leave(job, owned=1)
     job.row["moved"] = world.env.now
     world.arrived[server].append(job)
     world.wake(server)
-    world.wake(sender)
+    for lane, *_ in world.lanes:                            # there is memory again
+        world.wake(lane)
 
 
 def _decode(world, server):

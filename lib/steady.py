@@ -1,7 +1,7 @@
 """The steady state of a service: how much it can take, how long a request waits for its first token and for each one after.
 
-Requests come independently of each other; those of several servers are dealt at random, which is worse than what a router
-does. Prefill is a queue of prompts; decoding is a station that its sequences share equally."""
+Requests come independently of each other. Prompts wait for the first of all servers that is free to read, as a router that
+knows their queues deals them; sequences are dealt evenly. Decoding is a station that its sequences share equally."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -55,14 +55,19 @@ def _station(service):
 
 def loads(service):
     """{where: load} of what requests pass: the servers; or prefill servers, link and decode servers. Above 1 the queue grows."""
-    one, rate, (prefills, decodes) = station(service), service.workload.rate, service.servers
-    speeds = [n / (one.held + one.output * step + n * extra)
-              for n, (step, extra) in enumerate(zip(one.steps, one.extra, strict=True), 1)]
+    one, rate, (prefills, decodes), speeds = station(service), service.workload.rate, service.servers, _speeds(service)
     if service.policy != APART:
         return {"servers": rate / decodes / max(map(min, speeds, [1 / reading for reading in one.reading]))}
     moved = service.workload.prompt.mean(lambda prompt: transfer(service, prompt).value)
-    return {"prefill servers": rate * one.reading[0] / prefills, "link": rate * moved / prefills,
+    return {"prefill servers": rate * one.reading[0] / (prefills * service.lanes), "link": rate * moved / prefills,
             "decode servers": rate / decodes / max(speeds)}
+
+
+def _speeds(service):
+    """Requests a second that n = 1, 2, ... sequences on each server stand for."""
+    one = station(service)
+    return [n / (one.held + one.output * step + n * extra)
+            for n, (step, extra) in enumerate(zip(one.steps, one.extra, strict=True), 1)]
 
 
 def capacity(service):
@@ -82,7 +87,7 @@ def tpot(service):
     ValueError for a load of 1 or more. Source: Little's law, B = rate x output x TPOT."""
     rate, one, present = service.workload.rate / service.servers[1], station(service), decoding(service).value
     every = (present - rate * one.held) / (rate * one.output)
-    delay = rate * _between(one.extra, present)             # the part of the time that prompts take
+    delay = rate * _usual(service, one.extra)               # the part of the time that prompts take
     return total("TPOT", term("step", every * (1 - delay)), term("prefill interference", every * delay))
 
 
@@ -97,33 +102,41 @@ def ttft(service, share=None):
     chances, waiting = _crowd(service)
     one, gap, (prefills, decodes) = station(service), tpot(service), service.servers
     each, step = gap.value, gap["step"].value
-    rate, present, busy = service.workload.rate / decodes, decoding(service).value, 1 - chances[0]
-    reading = _between(one.reading, present)
+    rate, reading, busy = service.workload.rate / decodes, _usual(service, one.reading), 1 - chances[0]
+    readers = prefills * service.lanes if service.policy == APART else decodes
+    late = wait_chance(service.workload.rate, reading, readers)
+    queue, first = wait(service.workload.rate, reading, readers, one.variation).value, step
     if service.policy == APART:
-        late = wait_chance(service.workload.rate, reading, prefills)
-        queue, first = wait(service.workload.rate, reading, prefills, one.variation).value, each * (1 + busy / 2)
+        first = step * (1 + busy / 2)                       # the step under way ends first
     else:
-        load = late = rate * reading
-        queue = wait(rate, reading, 1, one.variation).value + busy * step / 2           # the pass under way ends first
-        first = step + load * (each - step) if service.policy == "chunked" else step
-        if service.policy == "prefill first":               # prompts that come meanwhile are read before its first step, too
-            queue, late = queue + load * (queue + reading) / (1 - load), 1 - (1 - load) * exp(-load)
+        queue = queue + busy * step / 2                     # the pass under way ends first
+        if service.policy == "chunked":
+            first = step + rate * reading * (each - step)   # perhaps with a chunk of the next prompt
+        else:                                               # whoever comes meanwhile, all servers being busy, is read before it
+            queue, late = queue + late * (queue + reading) / (1 - late), 1 - (1 - late) * exp(-late)
     if share is not None:
         queue = queue * tail(late, share)
     return total("TTFT", term("queue", queue + waiting / rate), term("prefill", reading), term("transfer", one.held),
                  term("first step", first))
 
 
+@lru_cache(maxsize=256)
 def _crowd(service):
     """(chances of so many sequences on a decode server, mean number that waits for a place)."""
     for where, load in loads(service).items():
         stable(load, f" of {where}" if where != "servers" else "")
-    rate, one = service.workload.rate / service.servers[1], station(service)
-    return crowd(rate, [n * (1 - rate * extra) / (one.held + one.output * step)
-                        for n, (step, extra) in enumerate(zip(one.steps, one.extra, strict=True), 1)])
+    rate, one, completions, begun = service.workload.rate / service.servers[1], station(service), [], 0.0
+    for n, (step, reading, extra) in enumerate(zip(one.steps, one.reading, one.extra, strict=True), 1):
+        read = rate if service.policy == APART else min(rate, 1 / reading)      # no more are read than there is time for
+        completions.append(n * (1 - read * extra) / (one.held + one.output * step) * rate / (begun or read))
+        begun = read
+    return crowd(rate, completions)
 
 
-def _between(values, n):
-    """Of values at 1, 2, ... the one at n, which need not be whole; the first below 1."""
-    low = min(max(int(n), 1), len(values)) - 1
-    return values[low] + min(max(n - 1 - low, 0), 1) * (values[min(low + 1, len(values) - 1)] - values[low])
+def _usual(service, values):
+    """Of values at n = 1, 2, ... sequences the one at as many as the rate stands for, between two of them."""
+    rate, speeds = service.workload.rate / service.servers[1], _speeds(service)
+    n = next((i for i, speed in enumerate(speeds) if speed >= rate), len(speeds) - 1)
+    if n == 0:
+        return values[0]
+    return values[n - 1] + (values[n] - values[n - 1]) * min((rate - speeds[n - 1]) / (speeds[n] - speeds[n - 1]), 1)

@@ -25,7 +25,8 @@ class Lengths:
     def __post_init__(self):
         counts = tuple(positive("a length", whole("a length", count)) for count in self.counts)
         chances = tuple(self.chances) or (1 / max(len(counts), 1),) * len(counts)
-        if not counts or len(chances) != len(counts) or abs(sum(positive("a chance", p, zero=True) for p in chances) - 1) > 2**-30:
+        every = sum(positive("a chance", p, zero=True) for p in chances)
+        if not counts or len(chances) != len(counts) or abs(every - 1) > 2**-30:
             raise ValueError(f"lengths are counts, and as many chances that add up to 1; got {self.counts!r}, {self.chances!r}")
         object.__setattr__(self, "counts", counts)
         object.__setattr__(self, "chances", chances)

@@ -19,11 +19,15 @@ class World:
             raise ValueError(f"does not fit: a request of {longest} tokens is longer than a server's cache of {tokens}")
         self.service, self.requests, self.passes, self.env = service, requests, passes, simpy.Environment()
         self.batches = [Batch(service.slots, tokens // page, page) for _ in range(service.servers[1])]
-        self.memory = cache_tokens(service.prefill, longest)
         self.jobs = [Job(*job) for job in zip(*(getattr(requests, name).tolist()
                                                 for name in ("arrival", "prompt", "output", "cached")), strict=True)]
         apart = service.policy == APART
         self.queues = [deque()] if apart else [deque() for _ in self.batches]   # prompts to be read
+        self.lanes = []                                     # (number, link of its server, memory of its server)
+        for _ in range(service.servers[0] if apart else 0):
+            memory = Batch(service.lanes + len(requests), cache_tokens(service.prefill, longest), 1)
+            link, first = simpy.Resource(self.env), len(self.batches) + len(self.lanes)
+            self.lanes += [(first + i, link, memory) for i in range(service.lanes)]
         self.ready = deque()                                # prompts that are read and wait for a place
         self.arrived = [deque() for _ in self.batches]      # caches that have come and join at the next step
         self.bells = {}                                     # {server: the event it sleeps on}
@@ -43,6 +47,11 @@ class World:
         self.since = self.env.now
         self.present += change
 
+    def unread(self, server):
+        """How many prompts a server has before it, and how many sequences: what a router looks at."""
+        queue, batch = self.queue_of(server), self.batches[server]
+        return len(queue) + len(batch.held) - batch.running, batch.running
+
     def sleep(self, server):
         """The event that a server without work waits for."""
         self.bells[server] = self.env.event()
@@ -61,8 +70,7 @@ class World:
         """A prompt waits to be read: by a server, or by any prefill server."""
         queue = self.queue_of(server)
         queue.appendleft(job) if first else queue.append(job)
-        apart = self.service.policy == APART
-        for each in range(len(self.batches), len(self.batches) + self.service.servers[0]) if apart else (server,):
+        for each in [lane for lane, *_ in self.lanes] or [server]:
             self.wake(each)
 
     def decode(self, server, pieces=()):
