@@ -10,6 +10,7 @@ from .bounds import cut_matrix as cut_matrix
 from .bounds import dequantization_limit as dequantization_limit
 from .bounds import evicted_tokens as evicted_tokens
 from .bounds import exact_critical_batch as exact_critical_batch
+from .bounds import exchange_parity as exchange_parity
 from .bounds import fsdp_penalty as fsdp_penalty
 from .bounds import half_throughput_batch as half_throughput_batch
 from .bounds import latency_bound_bytes as latency_bound_bytes

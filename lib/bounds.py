@@ -169,6 +169,16 @@ def latency_limit(chip, d_in, d_out, axes=1, wrapped=True, weights="bf16", matri
     return term("ways", length**d, "ways")
 
 
+def exchange_parity(chip, d_head, copies, hops=1, kv="bf16"):
+    """Tokens in all caches together from which cutting a cache by batch pays, where `copies` chips share a KV head: each then
+    reads a part of it, and two all-to-alls of `hops` bring queries there and outputs back.
+
+    Fewer are read faster whole, by every copy. ValueError for fewer than two copies. Source: this book, reads against hops."""
+    saved = 2 * positive("d_head", d_head) * format(kv).bytes * (1 - 1 / positive("copies", copies)) / chip.cache_bandwidth
+    positive("copies - 1, the chips that would read the same", copies - 1)
+    return term("tokens", 2 * positive("hops", hops) * chip.network.hop_latency / saved, "tokens")
+
+
 def tile_share(chip, columns, rows=None, activations="bf16"):
     """The part of a matrix unit that is filled by a matrix of so many columns, and so many rows of activations: the last tile
     of columns is multiplied whole, and rows come in eights of 32 bits (16 of bf16), so that 1 costs as much as 8.

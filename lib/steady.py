@@ -28,6 +28,7 @@ class Station:
     output: float
 
 
+@lru_cache(maxsize=256)
 def station(service):
     """The `Station` of a service. Where batches end before prompts are read, answers are taken to have their mean length."""
     return _station(replace(service, workload=replace(service.workload, rate=1.0)))
@@ -106,8 +107,12 @@ def ttft(service, share=None):
     readers = prefills * service.lanes if service.policy == APART else decodes
     late = wait_chance(service.workload.rate, reading, readers)
     queue, first = wait(service.workload.rate, reading, readers, one.variation).value, step
+    place = waiting / rate
     if service.policy == APART:
         first = step * (1 + busy / 2)                       # the step under way ends first
+        # While its queue is long, a prefill pool sends caches at an even pace; so long, over how long one decodes:
+        calm = reading / readers / (1 - service.workload.rate * reading / readers) ** 2 / (one.output * step)
+        place = place / (1 + calm)
     else:
         queue = queue + busy * step / 2                     # the pass under way ends first
         if service.policy == "chunked":
@@ -116,7 +121,7 @@ def ttft(service, share=None):
             queue, late = queue + late * (queue + reading) / (1 - late), 1 - (1 - late) * exp(-late)
     if share is not None:
         queue = queue * tail(late, share)
-    return total("TTFT", term("queue", queue + waiting / rate), term("prefill", reading), term("transfer", one.held),
+    return total("TTFT", term("queue", queue + place), term("prefill", reading), term("transfer", one.held),
                  term("first step", first))
 
 

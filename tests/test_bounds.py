@@ -15,6 +15,7 @@ from lib.bounds import (
     critical_batch,
     cut_matrix,
     dequantization_limit,
+    evicted_tokens,
     exact_critical_batch,
     fsdp_penalty,
     half_throughput_batch,
@@ -22,6 +23,7 @@ from lib.bounds import (
     latency_limit,
     prefill_time,
     saturation_throughput,
+    server_ratio,
     step_floor,
     step_time,
     tensor_parallel_limit,
@@ -586,3 +588,40 @@ def test_a_cut_matrix_by_hand():
     assert 2 * 8192 * 28672 / 16 / 7380e9 == pytest.approx(flat["memory"].value)
     assert [2 * 32 * 8192 / 300e9, 8e-6] == pytest.approx([flat["phase/bandwidth"].value, ring["phase/latency"].value])
     assert ("latency", 8e-6) == (ring.bound, pytest.approx(ring.value))
+
+
+@pytest.mark.parametrize(
+    ("batch", "step", "ratio"), [(32, 0.019, 2.99342), (43, 0.019, 4.0224), (1, 0.019, 0.093544), (32, 0.0095, 5.98684)]
+)
+def test_prefill_servers_of_a_decode_server(batch, step, ratio):
+    """0.91 s a prompt, 512 tokens: the ledger's three (S-012, B8-068), and 4.02 with a batch of 43; linear in the batch."""
+    found = server_ratio(0.91, step, batch, 512)
+    assert (pytest.approx(ratio, rel=1e-5), "P/G") == (found.value, found.unit)
+
+
+@given(st.floats(1e-3, 1e3), st.floats(1e-5, 10), st.integers(1, 10**6), st.integers(1, 10**6))
+def test_both_servers_work_without_a_pause(read, step, batch, output):
+    """So many prefill servers hand over as many requests a second as one decode server ends: P / t_p = B / (t_d G)."""
+    assert server_ratio(read, step, batch, output).value / read == pytest.approx(batch / (step * output), rel=1e-12)
+
+
+def test_server_ratios_of_arrays():
+    """Prompts down, batches across, lists too; as each alone."""
+    found = server_ratio([[0.91], [1.82]], 0.019, np.array([[32, 43]]), 512).value
+    np.testing.assert_allclose(found, [[2.99342, 4.0224], [5.98684, 8.0448]], rtol=1e-5)
+
+
+def test_tokens_that_leave_a_full_server_a_step():
+    """B/G requests of P + G tokens: 96 for 32, 8,192 and 4,096 (B8-067); every sequence's P + 1 where answers are one token."""
+    assert (96, 64 * 8193) == (evicted_tokens(32, 8192, 4096).value, evicted_tokens(64, 8192, 1).value)
+    assert "tokens" == evicted_tokens(32, 8192, 4096).unit
+    assert [96, 192] == evicted_tokens([32, 64], 8192, 4096).value.tolist()
+
+
+@given(st.integers(1, 200), st.integers(1, 2000), st.integers(1, 60))
+def test_evictions_by_enumeration(batch, prompt, output):
+    """Sequences one step apart, as many a step as end: what leaves over `output` steps is what `batch` whole requests hold."""
+    left = 0
+    for age in range(batch * output):  # every sequence grows a token a step; the one that has `output` of them leaves
+        left += prompt + output if age % output == output - 1 else 0
+    assert left / output == pytest.approx(evicted_tokens(batch, prompt, output).value)

@@ -14,7 +14,7 @@ from lib.facts import nested, table
 from lib.units import factor
 
 BOOK = Path(__file__).parent.parent / "book"
-PENDING = ("disaggregation",)   # chapters to be written
+PENDING = ()                    # chapters to be written
 ID = re.compile(r"\b(?:S|B\d|X)-\d{3}\b")
 
 
@@ -60,15 +60,16 @@ def test_prose_states_what_the_next_cell_checks():
 
 
 def run(path, namespace):
-    """Run a notebook's code up to the demos that compile and measure; the referee's record does neither."""
-    for cell in cells(path):
-        if cell["cell_type"] == "code":
-            if "lib.demos" in source(cell) and "import referee" not in source(cell):
-                return
-            exec(compile(source(cell), path.name, "exec"), namespace)
+    """Run a notebook's code up to its last check, or to the demos that compile and measure; the referee's record does neither."""
+    code = [cell for cell in cells(path) if cell["cell_type"] == "code"]
+    last = max(i for i, cell in enumerate(code) if re.search(r"\bchecks?\(", source(cell)))
+    for cell in code[: last + 1]:
+        if "lib.demos" in source(cell) and "import referee" not in source(cell):
+            return
+        exec(compile(source(cell), path.name, "exec"), namespace)
 
 
-CHAPTERS = "decode prefill sharding quantization speculation moe evidence".split()
+CHAPTERS = "decode prefill sharding quantization speculation moe disaggregation evidence".split()
 
 
 def recorded():

@@ -11,7 +11,7 @@ from lib.chips import chip
 from lib.formats import Precision
 from lib.forward import decode_step
 from lib.models import Model, kv_bytes, model
-from lib.server import Plan, Server, fits, footprint, max_batch
+from lib.server import Plan, Server, cache_tokens, fits, footprint, max_batch
 
 GB, GiB = 1e9, 2**30
 MHA = server("llama-2-13b", "v5e", 8)
@@ -429,3 +429,56 @@ def test_imbalance_takes_time_but_no_room():
     assert footprint(even, 64, 8192).value == footprint(busy, 64, 8192).value
     assert max_batch(even, 8192) == max_batch(busy, 8192)
     assert decode_step(even, 64, 8192).value < decode_step(busy, 64, 8192).value
+
+
+@pytest.mark.parametrize("context", [1000, 8192, 100_000])
+def test_tokens_of_cache_by_hand(context):
+    """70B on 8 Ironwood: what the weights leave over 327,680 bytes a token, 1/8 of it on a chip, in sequences of any length."""
+    one = server("llama-3-70b", "ironwood", 8)
+    free = one.chip.capacity - footprint(one, 1, 1)["weights"].value
+    assert int(free / (327_680 / 8)) == cache_tokens(one, context)
+
+
+def test_tokens_of_windowed_caches_by_hand():
+    """Gemma-2-27B on one H100, 1 sequence of 32,768 tokens: 23 of 46 layers keep 4,096 of them, so that its tokens weigh
+    56 % of those of a short one."""
+    one = server("gemma-2-27b", "h100")
+    free = one.chip.capacity - footprint(one, 1, 1)["weights"].value
+    layer = 2 * 2 * 16 * 128
+    assert int(free / (46 * layer)) == cache_tokens(one, 1000)
+    assert int(free / (23 * layer * (1 + 1 / 8))) == cache_tokens(one, 32_768)
+
+
+def test_no_tokens_where_the_weights_do_not_fit():
+    """0, not less: 70B on one v5e."""
+    assert 0 == cache_tokens(server("llama-3-70b", "v5e"), 8192)
+
+
+@given(servers(), contexts)
+def test_tokens_of_cache_are_at_least_those_of_the_largest_batch(one, context):
+    """And less than those of one more turn of sequences: a pool wastes no whole sequence. Whatever the cut of the cache; where
+    replicas or copies share sequences, a turn is one for each of them."""
+    turn = one.plan.groups
+    if one.plan.kv == "batch":
+        turn *= int(np.lcm.reduce([round(one.copies(block.mixer)) for block in one.model.blocks]))
+    tokens, batch = cache_tokens(one, context), max_batch(one, context)
+    assume(batch < 1e9)
+    assert batch * context * (1 - 1e-12) - 1 <= tokens < (batch + turn) * context * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("context", [1, 127, 128, 129, 200, 257, 8192])
+def test_a_pool_has_the_pages_of_its_largest_batch(context):
+    """Pages of 128 tokens: a pool that holds a batch in the model of footprints has as many pages as its sequences take. One
+    token over a page must not halve the pool."""
+    one = server("llama-3-70b", "ironwood", 8, page=128)
+    assert cache_tokens(one, context) // 128 >= max_batch(one, context) * -(-context // 128)
+
+
+def test_replicas_have_a_pool_each():
+    """Twice the replicas, twice the tokens; the fp8 cache has twice as many, too."""
+    one = server("llama-3-70b", "ironwood", 8)
+    twice = Server(one.model, one.chip, Plan(8, data=2))
+    assert 2 * cache_tokens(one, 8192) == pytest.approx(cache_tokens(twice, 8192), abs=1)
+    assert 2 * cache_tokens(one, 8192) == pytest.approx(
+        cache_tokens(server("llama-3-70b", "ironwood", 8, kv="fp8"), 8192), abs=1
+    )

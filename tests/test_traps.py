@@ -1,6 +1,6 @@
 """What cost models get wrong: the traps of formulas.md section 4 that the chapters so far can fall into, by number.
 
-21 and 22 belong to modules that are not written yet; 24, about printed digits, is what `check` and test_claims are for."""
+24, about printed digits, is what `check` and test_claims are for."""
 
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from lib.bounds import (
     exact_critical_batch,
     latency_bound_bytes,
     prefill_time,
+    server_ratio,
     step_time,
     tile_share,
 )
@@ -23,9 +24,12 @@ from lib.formats import Precision
 from lib.forward import decode_step, forward, prefill
 from lib.mixers import GQA, MLA, pairs
 from lib.models import FFN, Block, Model, kv_bytes, model, weights_read
-from lib.network import Torus, all_gather, all_reduce, all_to_all, reduce_scatter
+from lib.network import Switch, Torus, all_gather, all_reduce, all_to_all, reduce_scatter
 from lib.server import Plan, Server, fits, footprint, max_batch
+from lib.serving import colocated, disaggregated
 from lib.speculation import expected_tokens, free_drafts, speculate
+from lib.steady import loads, station, ttft
+from lib.workload import Lengths, Workload
 
 STREAMED = [  # params x 1e9 that a decode step reads (formulas.md, trap 1; -6.5 % for 8B)
     ("llama-3-70b", 69.50),
@@ -555,6 +559,75 @@ def test_trap_20_contexts_may_be_averages():
     assert decode_step(one, 64, 8192.5).value == pytest.approx(
         decode_step(one, 64, np.array([8192, 8193])).value.mean()
     )
+
+
+def test_trap_20_the_mean_context_is_half_an_answer_on():
+    """P + G/2; exactly P + (G - 1)/2 before each step, which is what a station's steps are taken at."""
+    assert 8192 + 511 / 2 == Workload(8192, 512, 1.0).context == np.arange(8192, 8192 + 512).mean()
+    one = server("llama-3-70b", "ironwood", 8)
+    steps = station(colocated(one, Workload(8192, 512, 1.0), slots=64)).steps
+    assert decode_step(one, 64, np.arange(8192, 8192 + 512)).value.mean() == pytest.approx(steps[-1], rel=1e-12)
+
+
+def test_trap_20_long_answers_weigh_more():
+    """Half of the answers have 10 tokens, half 990: of 1,000 steps 990 are a long one's, 494.5 tokens on in the middle; not 249.5."""
+    context = Workload(1000, Lengths((10, 990)), 1.0).context
+    assert 1000 + 0.01 * 4.5 + 0.99 * 494.5 == pytest.approx(context, rel=1e-12)
+
+
+RATIOS = [  # step in ms, batch it is divided by, prefill servers per decode server (formulas.md, disagreement 1)
+    (19, 32, 2.993),
+    (None, 43, 3.93),
+    (None, 32, 3.30),
+]
+
+
+@pytest.mark.parametrize(("step", "batch", "ratio"), RATIOS)
+def test_trap_21_step_and_batch_belong_together(step, batch, ratio):
+    """70B on 16 v5e, prompts of 0.91 s, 512 tokens: 19 ms are the step of 43; its own 19.5 ms make 3.93, those of 32, 17.2 ms,
+    3.30. Bandwidth 8.2e11 as the source has it."""
+    own = step_time(chip("v5e", hbm_bandwidth="SB"), 16, 70e9, 327_680 * 8192, batch).value
+    assert {43: 19.5, 32: 17.2}[batch] == round(1e3 * own, 1)
+    found = server_ratio(0.91, own if step is None else step / 1e3, batch, 512).value
+    assert ratio == pytest.approx(found, abs=0.005 if step is None else 0.0005)
+
+
+def test_trap_21_the_context_grows():
+    """256 tokens more on average make the step longer, the ratio 3.28 instead of 3.30, with 70.55e9 parameters."""
+    step = step_time(chip("v5e", hbm_bandwidth="SB"), 16, 70.55e9, 327_680 * (8192 + 256), 32).value
+    prompt = 0.91 * 70.55 / 70
+    assert 3.28 == pytest.approx(server_ratio(prompt, step, 32, 512).value, abs=0.02)
+
+
+@pytest.mark.parametrize("chips", [8, 16, 32])
+def test_trap_21_servers_are_weighted_by_chips(chips):
+    """A prefill server of twice the chips reads twice as fast: half the servers, as many chips. Both from the closed form, and
+    from the pools."""
+    reader, decoder = (server("llama-3-8b", "ironwood", n) for n in (chips, 8))
+    link = Switch(1e20, 0.0, 10**6)
+    one = disaggregated(reader, decoder, Workload(8192, 512, 1.0), link=link, slots=64)
+    read, step = prefill(reader, 1, 8192).value, station(one).steps[-1]
+    ratio, found = server_ratio(read, step, 64, 512).value, loads(one)
+    assert ratio == pytest.approx(found["prefill servers"] / found["decode servers"], rel=1e-6)
+    by_chips = 64 * read * chips / (step * 512 * 8)
+    assert by_chips == pytest.approx(ratio * one.prefill.plan.chips / one.decode.plan.chips, rel=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["prefill first", "chunked", "apart"])
+def test_trap_22_a_first_token_is_more_than_a_prefill(policy):
+    """Queue, prefill, transfer and a step: even alone it takes a step longer; under load the queue comes before."""
+    one, load = server("llama-3-70b", "ironwood", 8), Workload(8192, 512, 3.0)
+    if policy == "apart":
+        loaded = disaggregated(one, one, load)
+    else:
+        loaded = colocated(one, load, 1, policy, 10_000 if policy == "chunked" else None)
+    parts = ttft(loaded)
+    alone = prefill(one, 1, 8192).value
+    assert ["queue", "prefill", "transfer", "first step"] == [part.name for part in parts.parts]
+    assert parts.value == sum(part.value for part in parts.parts)
+    assert parts.value > alone + decode_step(one, 1, 8192).value
+    assert parts["queue"].value > 0.1 * alone and parts["first step"].value > 0
+    assert (parts["transfer"].value > 0) == (policy == "apart")
 
 
 def test_trap_23_utilisation_is_of_a_peak():
