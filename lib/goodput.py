@@ -23,6 +23,7 @@ def goodput(service, first, each, share=0.9):
     first is compared with `ttft` of that share, each with the mean `tpot`; both grow with the rate. Raises as they do.
     Source: the goodput of DistServe (Zhong et al. 2024), in steady state."""
     first, each, most = positive("first", first), positive("each", each), capacity(service).value
+    positive("1 - share", 1 - positive("share", share))
 
     def kept(rate):
         loaded = at_rate(service, rate)
@@ -70,7 +71,7 @@ def break_even_price(service, each, prices=()):
     tpot(service)
     for _, count, chip in _pools(service):
         price = prices.get(chip.name, chip.price)
-        known, unknown = (known, unknown + count) if price is None else (known + count * price, unknown)
+        known, unknown = (known, unknown + count) if price is None else (known + count * positive("price", price), unknown)
     left = positive("each", each) * _tokens(service) - known
     if not unknown or left <= 0:
         raise ValueError("every price is known: ask cost" if not unknown else

@@ -1,19 +1,21 @@
 """How long the passes of a service take, looked up: a simulation asks some hundred thousand times.
 
-Steps and chunks lie between tabulated contexts, a quarter of an octave apart; what is linear in the context is exact."""
+Steps and chunks lie between tabulated contexts, four an octave and where windows and chunks of attention end; what is linear
+in the context is exact. The sequences of a step are taken at their mean context."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from math import ceil, log2
 
 from .forward import decode_step, forward
-from .serving import APART, Service, handover
+from .serving import APART, Service, transfer
+from .variants import Chunked, Shared
 
 
 @dataclass(frozen=True, eq=False)
 class Passes:
     """Seconds of what the servers of a service do, for sequences of at most `longest` tokens: `prefill`, `step`, `mixed` and
-    `transfer`. Sequences of a step are taken at their mean context, exact where attention is linear in it."""
+    `transfer`, the whole way of a cache also where it is sent while the prompt is read."""
 
     service: Service
     longest: int
@@ -29,8 +31,9 @@ class Passes:
         import numpy
         service = self.service
         server, most, budget = service.decode, service.slots, service.budget or 0
-        knots = [0, *_spread(self.longest)]
-        sizes = _spread(budget) if budget else []
+        bends = [edge for block in server.model.blocks for edge in _bends(block.mixer, self.longest)]
+        knots = [0, *sorted({*_spread(self.longest, 4), *bends})]
+        sizes = _spread(budget, 8) if budget else []
         tree = decode_step(server, numpy.arange(1, most + 1)[:, None], numpy.array(knots[1:])[None])
         heads = tree["unembed"].value[:, 0]
         decoding = numpy.hstack([numpy.zeros((most, 1)), _attention(server, tree)])
@@ -71,7 +74,7 @@ class Passes:
         """Seconds that the cache of a prompt is on its way."""
         key = "transfer", prompt
         if key not in self.whole:
-            self.whole[key] = handover(self.service, prompt).value if self.service.policy == APART else 0.0
+            self.whole[key] = transfer(self.service, prompt).value if self.service.policy == APART else 0.0
         return self.whole[key]
 
 
@@ -79,9 +82,16 @@ def _attention(server, tree):
     return sum(tree[block.name]["attention"].value for block in server.model.blocks)
 
 
-def _spread(most):
-    """Whole numbers from 1 to `most`, at most a quarter of an octave apart but for the first."""
-    return sorted({*[min(ceil(2 ** (i / 4)), most) for i in range(ceil(4 * log2(most)) + 1)], most})
+def _spread(most, octave):
+    """Whole numbers from 1 to `most`, so many an octave but for the first."""
+    return sorted({*[min(ceil(2 ** (i / octave)), most) for i in range(ceil(octave * log2(most)) + 1)], most})
+
+
+def _bends(mixer, longest):
+    """Contexts up to the longest at which the cost of attention bends or jumps: the end of a window, the ends of chunks."""
+    mixer = mixer.inner if isinstance(mixer, Shared) else mixer
+    ends = range(mixer.chunk, longest, mixer.chunk) if isinstance(mixer, Chunked) else [getattr(mixer, "window", longest)]
+    return [context for end in ends for context in (end - 1, end, end + 1) if 1 <= context <= longest]
 
 
 def _at(knots, values, x):

@@ -14,7 +14,8 @@ def stable(load, what=""):
     """`load`, the work that arrives over what can be done, if it is below 1. ValueError saying how unstable it is otherwise."""
     most = load.max() if getattr(load, "shape", ()) else load
     if not hasattr(load, "free_symbols") and most >= 1:
-        raise ValueError(f"unstable: load {most:.{2 if most > 1.05 else 4}g} of capacity{what}: the queue grows without end")
+        text = f"{most:,.0f}" if most >= 10 else f"{most:.{2 if most > 1.05 else 4}g}"
+        raise ValueError(f"unstable: load {text} of capacity{what}: the queue grows without end")
     return load
 
 
@@ -22,8 +23,8 @@ def wait_chance(rate, service, servers=1):
     """The chance that all of `servers` are busy when a request comes: Erlang's C, exact for exponential times; the load for one.
 
     ValueError for a load of 1 or more."""
-    servers = positive("servers", whole("servers", servers))
-    erlangs = positive("rate", rate) * positive("service", service)
+    servers, service = positive("servers", whole("servers", servers)), positive("service", service)
+    erlangs = positive("rate", rate) * service
     load, blocked = stable(erlangs / servers), 1.0
     for k in range(1, servers + 1):                         # Erlang's B, server by server
         blocked = erlangs * blocked / (k + erlangs * blocked)
@@ -36,7 +37,7 @@ def wait(rate, service, servers=1, variation=1.0):
     Exact for one server, whatever the times' distribution (Pollaczek and Khinchine), and for exponential times; for more servers
     and other times the exponential wait times (1 + variation^2) / 2 (Allen and Cunneen), a few per cent off at high loads.
     Numbers or arrays. ValueError for a load of 1 or more."""
-    variation = positive("variation", variation, zero=True)
+    rate, service, variation = positive("rate", rate), positive("service", service), positive("variation", variation, zero=True)
     late = wait_chance(rate, service, servers)
     return term("wait", late * service / (servers - rate * service) * (1 + variation**2) / 2)
 

@@ -74,3 +74,27 @@ class Run:
     def throughput(self):
         """Output tokens per second, from the first arrival to the last token."""
         return float(self.rows["output"].sum() / (self.seconds - self.rows["arrival"][0]))
+
+    def gap(self, share):
+        """Seconds that a `share` of all tokens but the first ones comes within, after the token before (inter-token latency).
+
+        A number or an array of shares. ValueError for one not above 0 and below 1, for answers of one token, and where a sequence
+        lost its cache between two tokens."""
+        import numpy
+        share = positive("share", share)
+        positive("1 - share", 1 - share)
+        if self.rows["preemptions"].any():
+            raise ValueError("gaps between tokens are known only where no sequence lost its cache")
+        seconds, waited = [], []
+        for server in numpy.unique(self.rows["server"]):
+            steps = self.steps[(self.steps["server"] == server) & (self.steps["decoding"] > 0)]
+            first = numpy.sort(self.rows["first"][self.rows["server"] == server])
+            begun = numpy.searchsorted(first, steps["end"], "right") - numpy.searchsorted(first, steps["end"])
+            seconds.append(numpy.diff(steps["end"]))
+            waited.append((steps["decoding"] - begun)[1:])
+        seconds, waited = numpy.concatenate(seconds), numpy.concatenate(waited)
+        if not waited.sum():
+            raise ValueError("answers of one token have no gaps between tokens")
+        order = seconds.argsort()
+        reached = waited[order].cumsum()
+        return seconds[order][numpy.searchsorted(reached, share * reached[-1])]

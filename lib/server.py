@@ -216,11 +216,15 @@ def max_batch(server, context):
 
 
 def cache_tokens(server, context):
-    """Tokens of cache that fit beside the weights, in sequences of `context` tokens: what a pool of pages has room for.
+    """Tokens of cache that fit beside the weights, in whole pages, for sequences of `context` tokens: the size of a pool.
 
-    Where windows or states make the tokens of a long sequence lighter, `context` says how long. 0 if the weights do not fit."""
+    Where windows or states make the tokens of a long sequence lighter, `context` says how long. 0 if the weights do not fit.
+    Numbers only."""
+    if not isinstance(server.plan.tensor, NUMBERS) or not isinstance(context, NUMBERS):
+        raise ValueError(f"a pool has one plan and one context, got tensor={server.plan.tensor!r} and {context!r}")
     turn, turns = _turns(server, positive("context", context))
-    return floor(max(server.plan.groups * turn * turns * context, 0))
+    pages = ceil(context / server.plan.page)
+    return floor(max(server.plan.groups * turn * turns * pages, 0)) * server.plan.page
 
 
 def _turns(server, context):

@@ -38,25 +38,12 @@ class Service:
     streamed: bool = False
 
     def __post_init__(self):
-        for name, kind in (("prefill", Server), ("decode", Server), ("workload", Workload)):
-            if not isinstance(getattr(self, name), kind):
-                raise ValueError(f"{name} of a service is a {kind.__name__}, got {getattr(self, name)!r}")
-        for server in (self.prefill, self.decode):
-            if not isinstance(server.plan.tensor, NUMBERS):
-                raise ValueError("a service has one plan a server, tensor cannot be an array")
-        if self.prefill.model != self.decode.model:
-            names = f"{self.prefill.model.name} and {self.decode.model.name}"
-            raise ValueError(f"prefill and decode servers hold one model, got {names}")
-        most = max_batch(self.decode, self.workload.length)
-        if most < 1 or not fits(self.prefill, self.lanes, max(self.workload.prompt.counts)):
-            raise ValueError(f"does not fit: beside the weights there is no room for a prompt of "
-                             f"{max(self.workload.prompt.counts)} tokens, or for a request of {self.workload.length:.0f}")
-        slots = most if self.slots is None else positive("slots", whole("slots", self.slots))
-        most = max(max_batch(self.decode, self.workload.context), most)
-        if slots > most:
-            raise ValueError(f"does not fit: {slots} sequences of {self.workload.context:.0f} tokens on average; "
-                             f"slots is at most {most}")
-        object.__setattr__(self, "slots", slots)
+        _check_nouns(self)
+        _check_arrangement(self)
+        object.__setattr__(self, "slots", _slots(self))
+        if (self.policy == "chunked") != (self.budget is not None) or self.budget is not None and self.budget <= self.slots:
+            raise ValueError(f"chunked takes a budget of more tokens than its {self.slots} slots, the other policies none; "
+                             f"got {self.budget!r} for {self.policy}")
 
     @property
     def lanes(self):
@@ -70,8 +57,54 @@ class Service:
         return decodes * self.decode.plan.chips + (self.policy == APART) * prefills * self.prefill.plan.chips
 
 
+def _check_nouns(service):
+    for name, kind in (("prefill", Server), ("decode", Server), ("workload", Workload)):
+        if not isinstance(getattr(service, name), kind):
+            raise ValueError(f"{name} of a service is a {kind.__name__}, got {getattr(service, name)!r}")
+    for server in (service.prefill, service.decode):
+        if not isinstance(server.plan.tensor, NUMBERS):
+            raise ValueError("a service has one plan a server, tensor cannot be an array")
+    if service.prefill.model != service.decode.model:
+        names = f"{service.prefill.model.name} and {service.decode.model.name}"
+        raise ValueError(f"prefill and decode servers hold one model, got {names}")
+
+
+def _check_arrangement(service):
+    if service.policy not in (*POLICIES, APART):
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {service.policy!r}")
+    try:
+        counts = tuple(positive("servers", whole("servers", count)) for count in service.servers)
+    except TypeError:
+        counts = ()
+    if len(counts) != 2 or service.policy != APART and (len(set(counts)) > 1 or service.prefill != service.decode):
+        raise ValueError(f"servers are two counts, of prefill and of decode servers, and the same ones where they are not apart; "
+                         f"got {service.servers!r}")
+    if service.streamed not in (True, False):
+        raise ValueError(f"streamed is True or False, got {service.streamed!r}")
+    if service.budget is not None:
+        object.__setattr__(service, "budget", positive("budget", whole("budget", service.budget)))
+    object.__setattr__(service, "servers", counts)
+    if service.policy == APART:
+        transfer(service, 1)                                # the link is known
+
+
+def _slots(service):
+    """The most sequences a decode server has places for: as many as are asked for, or as fit at full length."""
+    work, (prompt, output) = service.workload, service.workload.longest
+    if not fits(service.prefill, service.lanes, prompt) or not fits(service.decode, 1, prompt + output):
+        raise ValueError(f"does not fit: beside the weights there is no room for a prompt of {prompt} tokens, or for a request "
+                         f"of {prompt + output}")
+    full = max(max_batch(service.decode, work.length), 1)
+    if service.slots is None:
+        return full
+    most, slots = max(max_batch(service.decode, work.context), full), positive("slots", whole("slots", service.slots))
+    if slots > most:
+        raise ValueError(f"does not fit: {slots} sequences of {work.context:.0f} tokens on average; slots is at most {most}")
+    return slots
+
+
 def colocated(server, workload, servers=1, policy="prefill first", budget=None, slots=None):
-    """A Service whose servers read prompts and decode, request after request on the server with the fewest.
+    """A Service whose servers read prompts and decode, each request on the server with the fewest prompts before it.
 
     policy: "prefill first" stops decoding while a prompt waits and a slot is free (interleaved); "decode first" lets a batch end
     before it reads the prompts that wait; "chunked" adds prompt tokens to each decode step, up to `budget` tokens in all.
@@ -79,12 +112,7 @@ def colocated(server, workload, servers=1, policy="prefill first", budget=None, 
     slots with them, and for what does not fit."""
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
-    servers = positive("servers", whole("servers", servers))
-    service = Service(server, server, workload, (servers, servers), policy, budget, slots)
-    if (policy == "chunked") != (budget is not None) or budget is not None and whole("budget", budget) <= service.slots:
-        raise ValueError(f"chunked takes a budget of more tokens than its {service.slots} slots, the other policies none; "
-                         f"got {budget!r} for {policy}")
-    return service
+    return Service(server, server, workload, (servers, servers), policy, budget, slots)
 
 
 def disaggregated(prefill, decode, workload, servers=(1, 1), link="dcn", slots=None, streamed=False):
@@ -94,16 +122,7 @@ def disaggregated(prefill, decode, workload, servers=(1, 1), link="dcn", slots=N
     "network" (one link of each chip, slices side by side in one domain of one kind of chip) or a Switch with a chip's egress.
     A pass reads one prompt; stages and groups of a prefill server have one each under way. ValueError for what does not fit, for
     another link, or where it is not known."""
-    try:
-        counts = tuple(positive("servers", whole("servers", count)) for count in servers)
-    except TypeError:
-        counts = ()
-    if len(counts) != 2 or streamed not in (True, False):
-        raise ValueError(f"servers are two counts, of prefill and decode servers, and streamed is True or False; "
-                         f"got {servers!r}, {streamed!r}")
-    service = Service(prefill, decode, workload, counts, APART, None, slots, link, streamed)
-    transfer(service, max(workload.prompt.counts))
-    return service
+    return Service(prefill, decode, workload, servers, APART, None, slots, link, streamed)
 
 
 def transfer(service, prompt):
@@ -137,11 +156,14 @@ def handover(service, prompt):
 
     Of L layers the last is sent when all is computed, the others meanwhile. Source: this book."""
     moved = transfer(service, prompt)
-    if not service.streamed:
-        return moved
+    return term("transfer", exposed(service, moved.value, read(service, prompt))) if service.streamed else moved
+
+
+def exposed(service, sent, reading):
+    """Of the seconds that a cache takes to send, those left when its prompt is read, which took `reading`: the last layer's, or
+    what was not sent meanwhile."""
     layers = service.decode.model.layers
-    hidden = read(service, prompt) * (layers - 1) / layers
-    return term("transfer", maximum(moved.value / layers, moved.value - hidden))
+    return maximum(sent / layers, sent - reading * (layers - 1) / layers)
 
 
 def read(service, prompt):

@@ -9,9 +9,8 @@ as its memory holds them all; they leave it one after the other, each for the de
 from collections import deque
 
 from .passes import Passes
-from .queueing import stable
 from .serving import APART, Service
-from .steady import loads
+from .steady import check_load
 from .workload import Requests, poisson
 from .world import World
 
@@ -27,9 +26,10 @@ def simulate(service, requests=10_000, seed=0, passes=None):
         raise ValueError(f"simulate takes a Service, from colocated or disaggregated; got {service!r}")
     if not isinstance(requests, Requests):
         if passes is None:
-            for where, load in loads(service).items():
-                stable(load, f" of {where}" if where != "servers" else "")
+            check_load(service)
         requests = poisson(service.workload, requests, seed)
+    if passes is not None and not all(hasattr(passes, name) for name in ("prefill", "step", "transfer")):
+        raise ValueError(f"passes have the methods of Passes, got {passes!r}")
     longest = int((requests.prompt + requests.output).max())
     world = World(service, requests, longest, passes or Passes(service, longest))
     world.env.process(_arrivals(world))
@@ -46,8 +46,13 @@ def simulate_many(services, requests=10_000, seeds=(0,), executor=None):
 
     executor: anything with the `map` of concurrent.futures.Executor, which carries them over processes or machines (a process
     pool; Dask's Client.get_executor()); the rows are the same without. Raises as `simulate`."""
+    try:
+        services, seeds, carry = tuple(services), tuple(seeds), executor.map if executor is not None else map
+    except (TypeError, AttributeError):
+        raise ValueError(f"many runs take services and seeds in a sequence each, and an executor with a map; got {services!r}, "
+                         f"{seeds!r}, {executor!r}") from None
     pairs = [(service, requests, seed) for service in services for seed in seeds]
-    return tuple((executor.map if executor else map)(simulate, *zip(*pairs, strict=True))) if pairs else ()
+    return tuple(carry(simulate, *zip(*pairs, strict=True))) if pairs else ()
 
 
 def _arrivals(world):
@@ -117,14 +122,14 @@ def _chunked(world, server):
                 batch.join(job)
 
 
-def _prefill(world, lane, link, memory):
+def _prefill(world, lane, sender, memory):
     queue = world.queue_of(lane)
     while True:
-        if queue and (memory.has_room(queue[0]) or not memory.held):
+        if queue and memory.has_room(queue[0]):
             job = queue.popleft()
             memory.admit(job)
             yield from world.read(job, lane)
-            world.ready.append((job, link, memory))
+            world.ready.append((job, sender, memory))
             _place(world)
         else:
             yield world.sleep(lane)
@@ -136,17 +141,15 @@ def _place(world):
         rooms = [i for i, batch in enumerate(world.batches) if batch.has_room(world.ready[0][0])]
         if not rooms:
             return
-        job, *sender = world.ready.popleft()
+        job, sender, memory = world.ready.popleft()
         server = min(rooms, key=lambda i: len(world.batches[i].held))
         world.batches[server].admit(job)
         job.moving = True
-        world.env.process(_send(world, job, server, *sender))
+        world.env.process(_send(world, job, sender, server, memory))
 
 
-def _send(world, job, server, link, memory):
-    with link.request() as turn:
-        yield turn
-        yield world.env.timeout(world.passes.transfer(job.context))
+def _send(world, job, sender, server, memory):
+    yield world.env.timeout(world.moved(job, sender, server) - world.env.now)
     memory.leave(job, owned=1)
     job.row["moved"] = world.env.now
     world.arrived[server].append(job)

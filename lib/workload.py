@@ -2,12 +2,12 @@
 
 import csv
 from dataclasses import dataclass
-from math import exp, floor, isfinite, log1p, sqrt
-from numbers import Integral
+from math import exp, floor, log1p, sqrt
+from numbers import Integral, Real
 from pathlib import Path
 from statistics import NormalDist
 
-from .elementwise import NUMBERS, positive
+from .elementwise import LARGEST, NUMBERS, positive
 from .routing import whole
 
 COLUMNS = ("arrival", "prompt", "output", "cached")        # of a trace; the last may be missing
@@ -23,9 +23,14 @@ class Lengths:
     chances: tuple = ()
 
     def __post_init__(self):
-        counts = tuple(positive("a length", whole("a length", count)) for count in self.counts)
-        chances = tuple(self.chances) or (1 / max(len(counts), 1),) * len(counts)
-        every = sum(positive("a chance", p, zero=True) for p in chances)
+        try:
+            counts = tuple(positive("a length", whole("a length", count)) for count in self.counts)
+            chances = tuple(float(p) for p in self.chances if isinstance(p, Real) and not isinstance(p, bool))
+            if len(chances) == len(self.chances) == 0:
+                chances = (1 / max(len(counts), 1),) * len(counts)
+            every = sum(positive("a chance", p, zero=True) for p in chances)
+        except TypeError:
+            counts = chances = ()
         if not counts or len(chances) != len(counts) or abs(every - 1) > 2**-30:
             raise ValueError(f"lengths are counts, and as many chances that add up to 1; got {self.counts!r}, {self.chances!r}")
         object.__setattr__(self, "counts", counts)
@@ -39,9 +44,9 @@ class Lengths:
 def lognormal(mean, variation, points=64):
     """Lengths of many short and a few long: `variation` is the standard deviation over the mean, before rounding to tokens.
 
-    So many equally likely lengths stand for the distribution, each the middle of its part; the far tail is cut off, and
-    the mean is restored by stretching. ValueError unless all are positive numbers."""
-    mean, variation = positive("mean", mean), positive("variation", variation)
+    So many equally likely lengths stand for the distribution, each the middle of its part. The far tail is cut off, so that they
+    vary less (0.92 instead of 1, 2 instead of 3); the mean is restored. ValueError unless all are positive numbers."""
+    mean, variation = _one("mean", mean), _one("variation", variation)
     sigma = sqrt(log1p(variation**2))
     middles = [exp(sigma * NormalDist().inv_cdf((i + 0.5) / points)) for i in range(positive("points", whole("points", points)))]
     return Lengths(tuple(max(round(mean * x * points / sum(middles)), 1) for x in middles))
@@ -64,15 +69,22 @@ class Workload:
             given = getattr(self, name)
             object.__setattr__(self, name, given if isinstance(given, Lengths) else Lengths((_tokens(name, given),)))
         for name, zero in (("rate", False), ("cached", True)):
-            if not isinstance(getattr(self, name), NUMBERS):
-                raise ValueError(f"{name} of a workload is one number, got {getattr(self, name)!r}")
-            positive(name, getattr(self, name), zero=zero)
+            given = getattr(self, name)
+            if not isinstance(given, Real) or isinstance(given, bool):
+                raise ValueError(f"{name} of a workload is one number, got {given!r}")
+            given = positive(name, given if isinstance(given, NUMBERS) else float(given), zero=zero)
+            object.__setattr__(self, name, float(given))
         if self.cached >= 1:
             raise ValueError(f"cached is the share of a prompt that need not be read, below 1; got {self.cached}")
 
     def kept(self, prompt):
         """Tokens of a prompt whose keys and values are there already: whole tokens, and never the last one."""
-        return floor(self.cached * prompt)
+        return min(floor(self.cached * prompt * (1 + 2**-50)), prompt - 1)     # a share has no exact binary
+
+    @property
+    def longest(self):
+        """Tokens of the longest prompt and of the longest answer."""
+        return max(self.prompt.counts), max(self.output.counts)
 
     @property
     def context(self):
@@ -83,6 +95,13 @@ class Workload:
     def length(self):
         """Tokens of a mean request at its end."""
         return self.prompt.mean() + self.output.mean()
+
+
+def _one(name, x):
+    """One positive number, of which 2^40 times as much or as little is still a sensible one."""
+    if not isinstance(x, Real) or isinstance(x, bool) or not 2**-40 <= x <= 2**40:
+        raise ValueError(f"{name} is one positive number between 2^-40 and 2^40, got {x!r}")
+    return float(x)
 
 
 def _tokens(name, count):
@@ -108,7 +127,7 @@ class Requests:
         arrival = positive("arrival", numpy.atleast_1d(numpy.asarray(self.arrival)), zero=True)
         columns = {"prompt": self.prompt, "output": self.output, "cached": self.cached}
         for name, values in columns.items():
-            values = positive(name, numpy.broadcast_to(values, arrival.shape), zero=name == "cached")
+            values = positive(name, numpy.broadcast_to(values, arrival.shape), zero=name == "cached", most=2**30)
             if (values % 1).any():
                 raise ValueError(f"{name} must be whole numbers of tokens, everywhere")
             columns[name] = values.astype(int)
@@ -132,9 +151,10 @@ def bursty(workload, count, seed=0, variation=3.0):
     """So many `Requests` of a workload whose gaps are gamma-distributed: `variation` is their standard deviation over their
     mean: 1 is Poisson, more comes in bursts, less is more regular."""
     from numpy.random import default_rng
-    count, shape = positive("count", whole("count", count)), positive("variation", variation) ** -2
+    count, shape = positive("count", whole("count", count)), _one("variation", variation) ** -2
     gaps = default_rng([whole("seed", seed), 0]).gamma(shape, 1 / shape, count)
-    return Requests(gaps.cumsum() / workload.rate, *_drawn(workload, count, seed))
+    drawn = _drawn(workload, count, seed)
+    return Requests(gaps.cumsum() / workload.rate, *drawn)
 
 
 def backlog(workload, count, seed=0):
@@ -146,6 +166,8 @@ def _drawn(workload, count, seed):
     """Prompts, outputs and cached tokens of so many requests."""
     from numpy import array
     from numpy.random import default_rng
+    if not isinstance(workload, Workload):
+        raise ValueError(f"requests are drawn from a Workload, got {workload!r}")
     rng = default_rng([whole("seed", seed), 1])
     prompt, output = (rng.choice(each.counts, count, p=each.chances) for each in (workload.prompt, workload.output))
     return prompt, output, array([workload.kept(tokens) for tokens in prompt.tolist()])
@@ -181,7 +203,7 @@ def _parsed(where, name, text):
         value = float(text) if name == "arrival" else int(text)
     except ValueError:
         value = -1
-    if not isfinite(value) or value < (name in ("prompt", "output")):
+    if not (name in ("prompt", "output")) <= value <= (LARGEST if name == "arrival" else 2**30):
         kind = "a time in seconds, not negative" if name == "arrival" else "a whole number of tokens"
         raise ValueError(f"{where}: {name} is {kind}{', at least 1' * (name in ('prompt', 'output'))}; got {text!r}")
     return value

@@ -1,11 +1,12 @@
 """The clock, the servers and the queues of one simulated run: what a pass does to them, whoever decides which is next."""
 
-from collections import deque
+from collections import defaultdict, deque
+from math import inf
 
 from .batching import Batch, Job
 from .runs import ROW, STEP, Run
 from .server import cache_tokens
-from .serving import APART
+from .serving import APART, exposed, transfer
 
 
 class World:
@@ -14,20 +15,24 @@ class World:
     def __init__(self, service, requests, longest, passes):
         import simpy
         from tqdm import tqdm
-        page, tokens = service.decode.plan.page, cache_tokens(service.decode, longest)
-        if longest > tokens // page * page:
-            raise ValueError(f"does not fit: a request of {longest} tokens is longer than a server's cache of {tokens}")
+        page, apart, shortest = service.decode.plan.page, service.policy == APART, int(requests.prompt.min())
+        # Where windows make the tokens of long sequences lighter, all count as much as those of the shortest prompt.
+        tokens, read = (cache_tokens(server, shortest) for server in (service.decode, service.prefill))
+        if longest > min(tokens, read):
+            raise ValueError(f"does not fit: a request of {longest} tokens is longer than a server's cache of "
+                             f"{min(tokens, read)}")
         self.service, self.requests, self.passes, self.env = service, requests, passes, simpy.Environment()
         self.batches = [Batch(service.slots, tokens // page, page) for _ in range(service.servers[1])]
         self.jobs = [Job(*job) for job in zip(*(getattr(requests, name).tolist()
                                                 for name in ("arrival", "prompt", "output", "cached")), strict=True)]
-        apart = service.policy == APART
         self.queues = [deque()] if apart else [deque() for _ in self.batches]   # prompts to be read
-        self.lanes = []                                     # (number, link of its server, memory of its server)
-        for _ in range(service.servers[0] if apart else 0):
-            memory = Batch(service.lanes + len(requests), cache_tokens(service.prefill, longest), 1)
-            link, first = simpy.Resource(self.env), len(self.batches) + len(self.lanes)
-            self.lanes += [(first + i, link, memory) for i in range(service.lanes)]
+        self.lanes, self.links = [], defaultdict(float)     # (number, server, its memory); {end of a link: free from then on}
+        for server in range(service.servers[0] if apart else 0):
+            memory, first = Batch(len(requests), read, 1), len(self.batches) + len(self.lanes)
+            self.lanes += [(first + i, server, memory) for i in range(service.lanes)]
+        if apart:                                           # how long each end is busy, of the time that a cache takes
+            moved = transfer(service, longest)
+            self.ends = [moved[end].value / moved.value for end in ("out", "in")]
         self.ready = deque()                                # prompts that are read and wait for a place
         self.arrived = [deque() for _ in self.batches]      # caches that have come and join at the next step
         self.bells = {}                                     # {server: the event it sleeps on}
@@ -38,6 +43,8 @@ class World:
         """What is left when all have ended."""
         import numpy
         self.bar.close()
+        if not self.since:
+            raise ValueError("passes that take no time at all leave nothing to measure")
         rows = numpy.array([tuple(job.row[name] for name, _ in ROW) for job in self.jobs], ROW)
         return Run(rows, numpy.array(self.log, STEP), self.batches[0].pages, self.area / self.since)
 
@@ -46,6 +53,18 @@ class World:
         self.area += self.present * (self.env.now - self.since)
         self.since = self.env.now
         self.present += change
+
+    def moved(self, job, sender, receiver):
+        """When the cache of a job has moved: each end of a link is busy with one cache after the other.
+
+        What is sent layer by layer began before the prompt was read."""
+        now, seconds = self.env.now, self.passes.transfer(job.context)
+        out, into = (seconds * each for each in self.ends)
+        left = exposed(self.service, seconds, now - job.row["start"]) if self.service.streamed else seconds
+        begun = max(now + left - seconds, self.links["out", sender])
+        self.links["out", sender] = begun + out
+        self.links["in", receiver] = max(begun, self.links["in", receiver]) + into
+        return max(now + left, self.links["out", sender], self.links["in", receiver])
 
     def unread(self, server):
         """How many prompts a server has before it, and how many sequences: what a router looks at."""
@@ -81,7 +100,7 @@ class World:
             seconds = passes.mixed(n, batch.total / n if n else 0, [(new, job.read) for job, new in pieces])
         else:
             seconds = passes.step(n, batch.total / n)
-        yield self.env.timeout(seconds)
+        yield self.env.timeout(_lasting(seconds))
         now = self.env.now
         self.log.append((server, start, now, n, sum(new for _, new in pieces), used))
         fresh, ended = batch.step()
@@ -100,6 +119,12 @@ class World:
         start, new = self.env.now, job.context - job.read
         job.row["start"] = start
         used = self.batches[server].pages - self.batches[server].free if server < len(self.batches) else 0
-        yield self.env.timeout(self.passes.prefill(new, job.read))
+        yield self.env.timeout(_lasting(self.passes.prefill(new, job.read)))
         job.row["prefilled"] = job.row["moved"] = self.env.now
         self.log.append((server, start, self.env.now, 0, new, used))
+
+
+def _lasting(seconds):
+    if not 0 <= seconds < inf:
+        raise ValueError(f"a pass takes a finite time, not negative; got {seconds!r}")
+    return seconds

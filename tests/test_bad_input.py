@@ -9,14 +9,17 @@ from strategies import server
 import lib.chips
 import lib.models
 from lib import facts
-from lib.bounds import critical_batch, dequantization_limit, step_time
+from lib.bounds import critical_batch, dequantization_limit, evicted_tokens, server_ratio, step_time
 from lib.chips import chip, chip_names
 from lib.formats import Precision
-from lib.forward import decode_step, forward, prefill
+from lib.forward import decode_step, forward, mixed, prefill
+from lib.goodput import at_rate, break_even_price, cost, goodput
 from lib.models import FFN, kv_bytes, model, model_names
-from lib.network import all_reduce
+from lib.network import Switch, all_reduce
+from lib.queueing import crowd, wait, wait_chance, wait_quantile
 from lib.routing import expected_max, experts_touched, imbalance, popularity
-from lib.server import Plan, Server, fits, footprint, max_batch
+from lib.server import Plan, Server, cache_tokens, fits, footprint, max_batch
+from lib.serving import Service, colocated, disaggregated, transfer
 from lib.speculation import (
     best_k,
     break_even_batch,
@@ -27,6 +30,8 @@ from lib.speculation import (
     speculative_speedup,
     speedup,
 )
+from lib.steady import tpot, ttft
+from lib.workload import Lengths, Requests, Workload, backlog, bursty, lognormal, poisson, trace
 
 ONE, DRAFT = server("llama-3-70b", "ironwood", 8), server("llama-3-8b", "ironwood", 8)
 BAD = {
@@ -65,6 +70,9 @@ TAKES_BATCH = {
     "fits": lambda x: fits(ONE, x, 8192),
     "step_time": lambda x: step_time(ONE.chip, 8, 70e9, 1e9, x),
     "free_drafts": lambda x: free_drafts(ONE.chip, x),
+    "mixed": lambda x: mixed(ONE, x, 8192, 512, 0),
+    "server_ratio": lambda x: server_ratio(0.9, 0.02, x, 512),
+    "evicted_tokens": lambda x: evicted_tokens(x, 8192, 512),
     "speculate": lambda x: speculate(ONE, DRAFT, 4, x, 8192),
     "speedup": lambda x: speedup(ONE, None, 0.8, 4, x, 8192),
     "best_k": lambda x: best_k(ONE, DRAFT, 0.8, x, 8192),
@@ -75,6 +83,8 @@ TAKES_CONTEXT = {
     "fits": lambda x: fits(ONE, 64, x),
     "max_batch": lambda x: max_batch(ONE, x),
     "kv_bytes": lambda x: kv_bytes(ONE.model, x),
+    "cache_tokens": lambda x: cache_tokens(ONE, x),
+    "mixed": lambda x: mixed(ONE, 64, x, 512, 0),
     "speculate": lambda x: speculate(ONE, DRAFT, 4, 64, x),
     "speedup": lambda x: speedup(ONE, None, 0.8, 4, 64, x),
     "best_k": lambda x: best_k(ONE, DRAFT, 0.8, 1, x),
@@ -607,3 +617,336 @@ def test_weights_that_nobody_unpacks():
         dequantization_limit(chip("v5e"), "int5")
     with pytest.raises(ValueError, match="how fast the vector units of h100 are is not known"):
         dequantization_limit(chip("h100"))
+
+
+# Serving
+
+LOAD = Workload(8192, 512, 1.0)
+TOGETHER, APART = colocated(ONE, LOAD), disaggregated(ONE, ONE, LOAD)
+NUMBER = {  # one number, positive; what takes it
+    "prefill of server_ratio": lambda x: server_ratio(x, 0.02, 32, 512),
+    "step of server_ratio": lambda x: server_ratio(0.9, x, 32, 512),
+    "output of server_ratio": lambda x: server_ratio(0.9, 0.02, 32, x),
+    "prompt of evicted_tokens": lambda x: evicted_tokens(32, x, 512),
+    "output of evicted_tokens": lambda x: evicted_tokens(32, 8192, x),
+    "new of mixed": lambda x: mixed(ONE, 64, 8192, x, 0),
+    "rate of wait": lambda x: wait(x, 0.1),
+    "service of wait": lambda x: wait(0.1, x),
+    "rate of wait_chance": lambda x: wait_chance(x, 0.1),
+    "servers of wait": lambda x: wait(0.1, 0.1, x),
+    "share of wait_quantile": lambda x: wait_quantile(x, 0.1, 0.1),
+    "rate of crowd": lambda x: crowd(x, [2.0, 3.0]),
+    "rate of Workload": lambda x: Workload(8192, 512, x),
+    "prompt|length of Workload": lambda x: Workload(x, 512, 1.0),
+    "output|length of Workload": lambda x: Workload(8192, x, 1.0),
+    "length of Lengths": lambda x: Lengths((100, x)),
+    "mean of lognormal": lambda x: lognormal(x, 1.0),
+    "variation of lognormal": lambda x: lognormal(100, x),
+    "points of lognormal": lambda x: lognormal(100, 1.0, x),
+    "count of poisson": lambda x: poisson(LOAD, x),
+    "count of bursty": lambda x: bursty(LOAD, x),
+    "count of backlog": lambda x: backlog(LOAD, x),
+    "servers of colocated": lambda x: colocated(ONE, LOAD, x),
+    "servers of disaggregated": lambda x: disaggregated(ONE, ONE, LOAD, (1, x)),
+    "slots of colocated": lambda x: colocated(ONE, LOAD, slots=x),
+    "slots of disaggregated": lambda x: disaggregated(ONE, ONE, LOAD, slots=x),
+    "context|prompt of transfer": lambda x: transfer(APART, x),
+    "rate of at_rate": lambda x: at_rate(APART, x),
+    "first of goodput": lambda x: goodput(APART, x, 0.1),
+    "each of goodput": lambda x: goodput(APART, 1.0, x),
+    "share of goodput": lambda x: goodput(APART, 1.0, 0.1, x),
+    "share of ttft": lambda x: ttft(APART, x),
+    "each of break_even_price": lambda x: break_even_price(APART, x),
+}
+DEFAULTS = ("slots of colocated", "slots of disaggregated", "share of ttft")  # None stands for one
+SINGLE = (
+    "rate of Workload",
+    "prompt|length of Workload",
+    "output|length of Workload",
+    "length of Lengths",
+    "mean of lognormal",
+    "variation of lognormal",
+    "points of lognormal",
+    "count of poisson",
+    "servers of colocated",
+    "servers of disaggregated",
+    "slots of colocated",
+    "rate of at_rate",
+)
+
+
+@pytest.mark.parametrize(
+    ("what", "name"), [(what, name) for what in NUMBER for name in BAD if name != "None" or what not in DEFAULTS]
+)
+def test_an_input_of_serving_that_is_none(what, name):
+    """ValueError that names the input: zero, negative, text, truth values, NaN, arrays with a bad entry, beyond floats."""
+    with pytest.raises(ValueError, match=rf"\b({what.split()[0]})"):
+        NUMBER[what](BAD[name])
+
+
+@pytest.mark.parametrize("x", [np.array([1, 2]), [1, 2], np.array([1])], ids=repr)
+@pytest.mark.parametrize("what", SINGLE)
+def test_an_input_of_serving_that_is_several(what, x):
+    """One service has one of each: ValueError for an array of good numbers, of one too."""
+    with pytest.raises(ValueError):
+        NUMBER[what](x)
+
+
+@pytest.mark.parametrize("shares", [[0.5, 0.9], np.array([0.5, 0.9])], ids=repr)
+@pytest.mark.parametrize(
+    "f",
+    [lambda x: wait_quantile(x, 0.1, 0.1), lambda x: ttft(APART, x), lambda x: goodput(APART, 1.0, 0.1, x)],
+    ids=["wait_quantile", "ttft", "goodput"],
+)
+def test_a_share_is_one_number(f, shares):
+    """ValueError for several, since what waits is looked at one share at a time."""
+    with pytest.raises(ValueError):
+        f(shares)
+
+
+@pytest.mark.parametrize("name", [name for name in BAD if "zero" not in name])
+@pytest.mark.parametrize(
+    ("what", "f"),
+    [
+        ("cached", lambda x: Workload(8192, 512, 1.0, x)),
+        ("cached", lambda x: mixed(ONE, 64, 8192, 512, x)),
+        ("variation", lambda x: wait(0.1, 0.1, 1, x)),
+        ("arrival", lambda x: Requests(x, 5, 5)),
+        ("seed", lambda x: poisson(LOAD, 5, x)),
+    ],
+)
+def test_an_input_of_serving_that_may_be_zero(what, f, name):
+    """ValueError that names the input, for everything but zero; NumPy says what a ragged list is."""
+    with pytest.raises(ValueError, match=f"{what}|inhomogeneous"):
+        f(BAD[name])
+
+
+@pytest.mark.parametrize("cached", [1, 1.0, 1.5, 50])
+def test_a_prompt_cannot_be_there_whole(cached):
+    """The last token is always read: a share below 1, not per cent."""
+    with pytest.raises(ValueError, match=f"cached is the share .* below 1; got {cached}"):
+        Workload(100, 10, 1.0, cached)
+
+
+@pytest.mark.parametrize("tokens", [1.0, 512.5, np.float64(512), "512", 2**31, 10**30], ids=repr)
+@pytest.mark.parametrize("f", [lambda n: Workload(n, 10, 1.0), lambda n: Workload(10, n, 1.0), lambda n: Lengths((n,))])
+def test_tokens_are_counted(f, tokens):
+    """Whole numbers up to 2^30; half a token, and more than any memory holds, is ValueError."""
+    with pytest.raises(ValueError, match="whole"):
+        f(tokens)
+
+
+HISTOGRAMS = {
+    "nothing": ((), ()),
+    "a number": (5, ()),
+    "None": (None, ()),
+    "a text": ("12", ()),
+    "too few chances": ((1, 2), (1.0,)),
+    "too many chances": ((1,), (0.5, 0.5)),
+    "a sum above 1": ((1, 2), (0.5, 0.6)),
+    "a sum below 1": ((1, 2), (0.5, 0.4999)),
+    "a negative chance": ((1, 2), (-0.5, 1.5)),
+    "a NaN": ((1, 2), (float("nan"), 1.0)),
+    "an infinite chance": ((1, 2), (float("inf"), 0.0)),
+    "chances in text": ((1, 2), ("0.5", "0.5")),
+    "no chances at all": ((1, 2), None),
+    "a chance that is a list": ((1, 2), ([0.5], [0.5])),
+    "a chance that is an array": ((1, 2), (np.array([0.5]), np.array([0.5]))),
+    "a truth": ((1, 2), (True, 0.0)),
+    "a length of 0": ((0, 2), ()),
+    "half a token": ((1.5, 2), ()),
+}
+
+
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_lengths_that_are_none(name):
+    """ValueError, and never a histogram that cannot be hashed."""
+    with pytest.raises(ValueError, match="length|chance"):
+        Lengths(*HISTOGRAMS[name])
+
+
+REQUESTS = {
+    "no requests": ([], 5, 5, 0),
+    "out of order": ([1.0, 0.5], 5, 5, 0),
+    "in two dimensions": ([[0.0, 1.0]], 5, 5, 0),
+    "before time 0": ([-1.0], 5, 5, 0),
+    "a NaN": ([float("nan")], 5, 5, 0),
+    "an infinite arrival": ([float("inf")], 5, 5, 0),
+    "half a token": ([0.0], 5.5, 5, 0),
+    "an empty prompt": ([0.0], 0, 5, 0),
+    "an empty answer": ([0.0], 5, 0, 0),
+    "a negative answer": ([0.0], 5, -1, 0),
+    "all of it cached": ([0.0], 5, 5, 5),
+    "more than it cached": ([0.0, 1.0], [5, 9], 5, [0, 10]),
+    "text": (["0"], 5, 5, 0),
+    "prompts in text": ([0.0], ["5"], 5, 0),
+    "None": (None, 5, 5, 0),
+    "no prompt": ([0.0], None, 5, 0),
+    "truths": ([0.0], True, 5, 0),
+    "fewer prompts than arrivals": ([0.0, 1.0, 2.0], [5, 5], 5, 0),
+    "more tokens than there are integers": ([0.0], 1e20, 5, 0),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_requests_that_are_none(name):
+    """ValueError, and no warning before it."""
+    with pytest.raises(ValueError):
+        Requests(*REQUESTS[name])
+
+
+@pytest.mark.parametrize("variation", [1e-200, 1e-160, 1e200])
+def test_a_variation_beyond_floats(variation):
+    """Its inverse square is no float: ValueError, or the even gaps that it stands for; no OverflowError, no NaN."""
+    try:
+        arrivals = bursty(LOAD, 10, 0, variation).arrival
+    except ValueError:
+        return
+    assert np.isfinite(arrivals).all() and len(arrivals) == 10
+
+
+HEAD = "arrival,prompt,output,cached\n"
+TRACES = {  # text of a trace, and what the message says
+    "nothing": ("", "line 1: the columns of a trace are arrival, prompt, output, cached .*got nothing"),
+    "another head": ("a,b,c\n0,5,5\n", "line 1: .*got a, b, c"),
+    "another order": ("prompt,arrival,output\n5,0,5\n", "line 1: .*got prompt, arrival, output"),
+    "semicolons": ("arrival;prompt;output\n0;5;5\n", "line 1: "),
+    "no requests": (HEAD, "line 2: a trace has at least one request"),
+    "a value too few": (HEAD + "0,5,5,0\n1,5,5\n", "line 3: 3 values under 4 columns"),
+    "a value too many": ("arrival,prompt,output\n0,5,5,0\n", "line 2: 4 values under 3 columns"),
+    "an empty value": (HEAD + "0,5,,0\n", "line 2: output is a whole number of tokens, at least 1; got ''"),
+    "text": (HEAD + "0,five,5,0\n", "line 2: prompt is a whole number of tokens, at least 1; got 'five'"),
+    "half a token": (HEAD + "0,5.5,5,0\n", "line 2: prompt is a whole number"),
+    "an empty prompt": (HEAD + "0,0,5,0\n", "line 2: prompt is a whole number of tokens, at least 1; got '0'"),
+    "an empty answer": (HEAD + "0,5,0,0\n", "line 2: output is a whole number of tokens, at least 1; got '0'"),
+    "a negative prompt": (HEAD + "0,-5,5,0\n", "line 2: prompt is"),
+    "negative cached": (HEAD + "0,5,5,-1\n", "line 2: cached is a whole number of tokens; got '-1'"),
+    "all cached": (HEAD + "0,5,5,0\n1,5,5,5\n", "line 3: .*cached < prompt"),
+    "before time 0": (HEAD + "-1,5,5,0\n", "line 2: arrival is a time in seconds, not negative; got '-1'"),
+    "a time in text": (HEAD + "noon,5,5,0\n", "line 2: arrival is a time"),
+    "NaN": (HEAD + "nan,5,5,0\n", "line 2: arrival is a time in seconds, not negative; got 'nan'"),
+    "infinity": (HEAD + "0,5,5,0\n\ninf,5,5,0\n", "line 4: arrival is a time in seconds"),
+    "a time beyond all": (HEAD + "1e300,5,5,0\n", "line 2: arrival"),
+    "out of order": (HEAD + "1,5,5,0\n0.5,5,5,0\n", "line 3: 0.5, 5, 5, 0: an arrival is not before the last one"),
+    "a huge prompt": (HEAD + "0," + "9" * 30 + ",5,0\n", "line 2: prompt"),
+    "a prompt beyond floats": (HEAD + "0," + "9" * 400 + ",5,0\n", "line 2: prompt"),
+    "a prompt beyond text": (HEAD + "0," + "9" * 5000 + ",5,0\n", "line 2: prompt"),
+    "a truth": (HEAD + "0,True,5,0\n", "line 2: prompt is a whole number"),
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_malformed_trace_is_named_with_its_line(name, tmp_path):
+    """ValueError with file and line, whatever is wrong with it."""
+    text, why = TRACES[name]
+    (tmp_path / "requests.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"requests\.csv {why}"):
+        trace(tmp_path / "requests.csv")
+
+
+# Services
+
+SERVICES = {  # what is asked for, and what the message says
+    "no server": (lambda: colocated(None, LOAD), "prefill of a service is a Server, got None"),
+    "no decode server": (lambda: disaggregated(ONE, "v5e", LOAD), "decode of a service is a Server, got 'v5e'"),
+    "no workload": (lambda: colocated(ONE, (8192, 512)), "workload of a service is a Workload, got"),
+    "a sweep": (lambda: colocated(server("llama-3-8b", "v5e", np.array([1, 8])), LOAD), "tensor cannot be an array"),
+    "models that differ": (lambda: disaggregated(ONE, DRAFT, LOAD), "one model, got llama-3-70b and llama-3-8b"),
+    "an unknown policy": (
+        lambda: colocated(ONE, LOAD, 1, "fifo"),
+        "policy must be one of prefill first, decode first, chunked, got 'fifo'",
+    ),
+    "no policy": (lambda: colocated(ONE, LOAD, 1, None), "policy must be one of"),
+    "apart on the same chips": (lambda: colocated(ONE, LOAD, 1, "apart"), "policy must be one of"),
+    "a budget without chunks": (lambda: colocated(ONE, LOAD, 1, "prefill first", 512), "other policies none; got 512"),
+    "chunks without a budget": (lambda: colocated(ONE, LOAD, 1, "chunked", None, 64), "more tokens than its 64 slots"),
+    "a budget of the slots": (lambda: colocated(ONE, LOAD, 1, "chunked", 64, 64), "more tokens than .* slots.*got 64"),
+    "half a budget": (lambda: colocated(ONE, LOAD, 1, "chunked", 512.5, 64), "budget must be a whole number"),
+    "a budget in text": (lambda: colocated(ONE, LOAD, 1, "chunked", "512", 64), "budget must be a whole number"),
+    "a true budget": (lambda: colocated(ONE, LOAD, 1, "chunked", True, 64), "budget must be a whole number"),
+    "a negative budget": (lambda: colocated(ONE, LOAD, 1, "chunked", -512, 64), "budget must be a whole number"),
+    "too many slots": (lambda: colocated(ONE, LOAD, slots=10**6), "does not fit: 1000000 sequences .* at most 5"),
+    "half a slot": (lambda: colocated(ONE, LOAD, slots=64.0), "slots must be a whole number"),
+    "two pools in one": (lambda: colocated(ONE, LOAD, (3, 1)), "servers must be a whole number"),
+    "one pool of two": (lambda: disaggregated(ONE, ONE, LOAD, 3), "servers are two counts"),
+    "a pool too many": (lambda: disaggregated(ONE, ONE, LOAD, (1, 1, 1)), "servers are two counts"),
+    "pools in text": (lambda: disaggregated(ONE, ONE, LOAD, "31"), "servers must be a whole number"),
+    "an empty pool": (lambda: disaggregated(ONE, ONE, LOAD, (3, 0)), "servers must be finite and positive"),
+    "an unknown link": (
+        lambda: disaggregated(ONE, ONE, LOAD, link="ici"),
+        "link must be dcn, network or a Switch, got 'ici'",
+    ),
+    "no link": (lambda: disaggregated(ONE, ONE, LOAD, link=None), "link must be dcn, network or a Switch, got None"),
+    "a number of bytes": (lambda: disaggregated(ONE, ONE, LOAD, link=1e9), "link must be dcn, network or a Switch"),
+    "an unknown network": (
+        lambda: disaggregated(*[server("llama-3-70b", "tpu8i", 8)] * 2, LOAD),
+        "no network between domains of tpu8i is known",
+    ),
+    "a domain too small": (
+        lambda: disaggregated(*[server("llama-3-70b", "h100", 8)] * 2, LOAD, link="network"),
+        "h100 and h100 share no network of 16 chips",
+    ),
+    "chips that differ": (
+        lambda: disaggregated(ONE, server("llama-3-70b", "v6e", 8), LOAD, link="network"),
+        "ironwood and v6e share no network of 16 chips",
+    ),
+    "perhaps streamed": (lambda: disaggregated(ONE, ONE, LOAD, streamed="yes"), "streamed is True or False.*'yes'"),
+    "a link of one chip": (lambda: disaggregated(ONE, ONE, LOAD, link=Switch(1e9, 1e-5, 1)), "chips"),
+    "weights that do not fit": (lambda: colocated(server("llama-3-70b", "v5e", 8), LOAD), "does not fit"),
+}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_that_is_none(name):
+    """ValueError in the words of the domain."""
+    make, why = SERVICES[name]
+    with pytest.raises(ValueError, match=why):
+        make()
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int64, np.uint16])
+def test_counts_of_numpy_make_services(kind):
+    """The same ones: servers, slots, budget."""
+    assert colocated(ONE, LOAD, 3, "chunked", 99, 64) == colocated(ONE, LOAD, kind(3), "chunked", kind(99), kind(64))
+    assert APART == disaggregated(ONE, ONE, LOAD, (kind(1), kind(1)))
+    assert isinstance(hash(disaggregated(ONE, ONE, LOAD, [kind(1), 1])), int)
+
+
+@pytest.mark.parametrize("load", [1.3, 13])
+def test_a_rate_above_the_capacity_is_refused_at_once(load):
+    """Instead of a wait that grows without end: "unstable: load 1.3 of capacity"."""
+    from lib.steady import capacity
+
+    for one in (TOGETHER, APART):
+        loaded = at_rate(one, load * capacity(one).value)
+        for f in (tpot, ttft, lambda s: ttft(s, 0.9)):
+            with pytest.raises(ValueError, match=f"unstable: load {load} of capacity"):
+                f(loaded)
+        assert goodput(loaded, 60, 1).value < capacity(one).value  # the rate of the workload is not asked
+
+
+def test_prices_that_nobody_knows():
+    """Ironwood has none: ValueError that says how to give one."""
+    with pytest.raises(ValueError, match="no price is known of ironwood: give prices="):
+        cost(TOGETHER)
+
+
+def test_a_cache_of_several_plans_or_lengths():
+    """cache_tokens is about one server and one length: ValueError for arrays of either."""
+    sweep = Server(ONE.model, ONE.chip, Plan(np.array([4, 8])))
+    for f in (
+        lambda: cache_tokens(sweep, 8192),
+        lambda: cache_tokens(ONE, np.array([100, 8192])),
+        lambda: cache_tokens(ONE, [8192]),
+    ):
+        with pytest.raises(ValueError):
+            f()
+
+
+def test_a_service_leaves_nothing_half_done():
+    """What is refused changes nothing: the same service answers as before."""
+    before = ttft(APART).value
+    for make, _ in SERVICES.values():
+        with pytest.raises(ValueError):
+            make()
+    assert before == ttft(APART).value and isinstance(APART, Service)

@@ -1,4 +1,5 @@
-"""A batch counts its sequences and pages without looking at each: against one that walks over all of them at every step."""
+"""A batch counts its sequences and pages without looking at each: against one that walks over all of them at every
+step."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,8 @@ from lib.batching import Batch, Job
 
 
 class Walk:
-    """The same server, sequence by sequence: [job, tokens in its cache, tokens it wants, whether it runs, pages it owns]."""
+    """The same server, sequence by sequence: [job, tokens in its cache, tokens it wants, whether it runs, pages it
+    owns]."""
 
     def __init__(self, slots, pages, page):
         self.slots, self.pages, self.page, self.each = slots, pages, page, []
@@ -57,8 +59,9 @@ requests = st.tuples(st.integers(1, 24), st.integers(1, 12), st.integers(0, 3), 
 
 @given(st.lists(requests, min_size=1, max_size=12), st.integers(1, 6), st.integers(1, 9), st.integers(0, 4))
 def test_a_batch_is_what_walking_over_it_says(many, slots, page, spare):
-    """Prompts that are admitted, read for some steps (or are on a link meanwhile), run, end, and give way in pools that are
-    often too small: after each step the same pages, tokens, sequences, ends and victims, down to an empty pool."""
+    """Prompts that are admitted, read for some steps (or are on a link meanwhile), run, end, and give way in pools
+    that are often too small: after each step the same pages, tokens, sequences, ends and victims, down to an empty
+    pool."""
     pages = max(-(-(prompt + output) // page) for prompt, output, *_ in many) + spare
     batch, walk = Batch(slots, pages, page), Walk(slots, pages, page)
     waiting = [(Job(0.0, prompt, output, 0), delay, link) for prompt, output, delay, link in many]
@@ -99,8 +102,8 @@ def test_a_batch_is_what_walking_over_it_says(many, slots, page, spare):
 
 
 def test_pages_by_hand():
-    """Pages of 4 tokens, prompt of 6, 3 tokens wanted: 2 pages hold 7 and 8 tokens, the step that makes 8 takes a third for the
-    ninth, and all come back with it."""
+    """Pages of 4 tokens, prompt of 6, 3 tokens wanted: 2 pages hold 7 and 8 tokens, the step that makes 8 takes a
+    third for the ninth, and all come back with it."""
     batch, job = Batch(2, 5, 4), Job(0.0, 6, 3, 0)
     batch.admit(job)
     batch.join(job)
@@ -120,8 +123,8 @@ def test_a_prompt_that_fills_its_page_takes_the_next_one():
 
 
 def test_the_last_admitted_gives_way():
-    """Three sequences of 3 tokens in 3 pages of 4: their next step but one needs 6 pages. The third gives way, then the second
-    (two pages are not three), and each remembers its token and wants one less."""
+    """Three sequences of 3 tokens in 3 pages of 4: their next step but one needs 6 pages. The third gives way, then
+    the second (two pages are not three), and each remembers its token and wants one less."""
     batch, jobs = Batch(3, 3, 4), [Job(0.0, 3, 5, 0) for _ in range(3)]
     for job in jobs:
         batch.admit(job)

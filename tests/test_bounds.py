@@ -17,6 +17,7 @@ from lib.bounds import (
     dequantization_limit,
     evicted_tokens,
     exact_critical_batch,
+    exchange_parity,
     fsdp_penalty,
     half_throughput_batch,
     latency_bound_bytes,
@@ -625,3 +626,20 @@ def test_evictions_by_enumeration(batch, prompt, output):
     for age in range(batch * output):  # every sequence grows a token a step; the one that has `output` of them leaves
         left += prompt + output if age % output == output - 1 else 0
     assert left / output == pytest.approx(evicted_tokens(batch, prompt, output).value)
+
+
+@pytest.mark.parametrize(("copies", "tokens"), [(2, 6398), (4, 4266), (8, 3656)])
+def test_a_cut_by_batch_pays_from_so_many_tokens(copies, tokens):
+    """v5e, heads of 128 in bf16: 512 bytes a token, of which 1 - 1/n are saved, against two all-to-alls of 1 us: 2e-6 x 819e9
+    / 512 / (1 - 1/n) by hand."""
+    found = exchange_parity(chip("v5e"), 128, copies)
+    assert (tokens, "tokens") == (round(found.value), found.unit)
+    assert 3 * found.value == pytest.approx(exchange_parity(chip("v5e"), 128, copies, hops=3).value)
+    assert 2 * found.value == pytest.approx(exchange_parity(chip("v5e"), 128, copies, kv="fp8").value)
+
+
+@pytest.mark.parametrize("copies", [1, 0, -2, 0.5, float("nan"), "2", None])
+def test_a_head_that_nobody_shares(copies):
+    """One chip exchanges nothing: ValueError that names the copies."""
+    with pytest.raises(ValueError, match="copies"):
+        exchange_parity(chip("v5e"), 128, copies)

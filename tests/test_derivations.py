@@ -11,6 +11,7 @@ from lib.bounds import (
     attention_parity,
     critical_batch,
     dequantization_limit,
+    evicted_tokens,
     exact_critical_batch,
     fsdp_penalty,
     half_throughput_batch,
@@ -18,6 +19,7 @@ from lib.bounds import (
     latency_limit,
     prefill_time,
     saturation_throughput,
+    server_ratio,
     step_floor,
     step_time,
     tensor_parallel_limit,
@@ -28,6 +30,7 @@ from lib.formats import Format
 from lib.forward import decode_step, forward
 from lib.mixers import GQA, MLA, pairs
 from lib.network import Slice, Torus, all_gather, all_reduce
+from lib.queueing import wait, wait_chance
 from lib.routing import experts_touched
 from lib.server import Server, footprint
 from lib.speculation import expected_tokens, free_drafts, speculate, speculative_speedup
@@ -324,6 +327,60 @@ def test_experts_touched_in_letters():
     assert equal(limit(experts_touched(8, 2, B), B, oo), 8)
     assert equal(expand(experts_touched(E, q, 2)), 2 * q - q**2 / E)
     assert equal(limit(experts_touched(E, q, 5), E, oo), 5 * q)
+
+
+# Serving
+
+r, n_p, t_p, t_d, v_s = symbols("r n_p t_p t_d v_s", positive=True)
+
+
+def test_server_ratio_balances_the_rates():
+    """n / t_p requests are read and B / (t_d G) end a second: equal at n = t_p B / (t_d G)."""
+    (crossing,) = solve(n_p / t_p - B / (t_d * G), n_p)
+    assert equal(crossing, server_ratio(t_p, t_d, B, G).value)
+
+
+def test_server_ratio_with_the_step_of_its_batch():
+    """t_d = T(B): it does not grow without end with the batch, but to t_p X W / (KV G), where decode saturates."""
+    ratio = server_ratio(t_p, step_floor(CHIP, X, P, KV, B, STORED).value, B, G).value
+    assert equal(limit(ratio, B, oo), t_p * saturation_throughput(CHIP, X, KV).value / G)
+    assert simplify(ratio.diff(B)).is_positive
+
+
+def test_evicted_tokens_balance_those_that_come():
+    """A full server takes in a token a sequence and step, and the prompt of each that replaces one: B + (B/G) P."""
+    assert equal(evicted_tokens(B, T, G).value, B + B / G * T)
+
+
+def test_little_and_the_batch_of_a_rate():
+    """B = r G T(B): b P / (X W) r G / (1 - r G KV / (X W)), which has no finite batch from the rate at which decode saturates."""
+    step = step_floor(CHIP, X, P, KV, B, STORED).value
+    (batch,) = solve(B - r * G * step, B)
+    assert equal(batch, r * G * b * P / (X * W - r * G * KV))
+    (pole,) = solve(1 / batch, r)
+    assert equal(pole * G, saturation_throughput(CHIP, X, KV).value)
+    assert equal(limit(batch / r, r, 0), G * step.subs(B, 0))
+
+
+def test_one_exponential_server_in_letters():
+    """Chance rho, wait rho s / (1 - rho): the recursion over servers ends in the textbook's M/M/1 and M/M/2."""
+    load = r * t_p
+    assert equal(wait_chance(r, t_p), load)
+    assert equal(wait(r, t_p).value, load * t_p / (1 - load))
+    half = load / 2
+    assert equal(wait_chance(r, t_p, 2), 2 * half**2 / (1 + half))
+    assert equal(wait(r, t_p, 2).value, half**2 * t_p / (1 - half**2))
+
+
+def test_pollaczek_khinchine_and_its_limits():
+    """r E[s^2] / (2 (1 - rho)) with E[s^2] = s^2 (1 + v^2): half the exponential wait for equal times; r s^2 (1 + v^2) / 2
+    where hardly anybody comes; and near rho = 1 the wait times (1 - rho) is s (1 + v^2) / 2, without limit."""
+    found, load = wait(r, t_p, 1, v_s).value, r * t_p
+    assert equal(found, r * t_p**2 * (1 + v_s**2) / (2 * (1 - load)))
+    assert equal(wait(r, t_p, 1, 0).value, wait(r, t_p).value / 2)
+    assert equal(limit(found / r, r, 0), t_p**2 * (1 + v_s**2) / 2)
+    assert equal(limit(simplify(found * (1 - load)), r, 1 / t_p), t_p * (1 + v_s**2) / 2)
+    assert limit(found.subs({t_p: 1, v_s: 0}), r, 1, "-") == oo
 
 
 def test_units_of_the_textbook():

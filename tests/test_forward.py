@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import batches, contexts, nodes, server, servers
+from strategies import GROUPED, batches, contexts, leaves, nodes, server, servers
 
 from lib.chips import chip
 from lib.formats import Precision
-from lib.forward import decode_step, forward, prefill
+from lib.forward import decode_step, forward, mixed, prefill
 from lib.mixers import GQA
 from lib.models import FFN, Block, Model, model
 from lib.network import all_reduce
@@ -583,4 +583,122 @@ def test_parts_of_a_sequence_are_weighed():
     sums = step(Plan(16, kv="sequence"), 64, chip_name="v5e")["layers/log-sum all-gather"]
     assert [80 * 1e-6, 80 * 2 * 64 * 8 * 2 / 2 / 50e9] == pytest.approx(
         [sums["latency"].value, sums["bandwidth"].value]
+    )
+
+
+# Steps that read a chunk of a prompt, too
+
+KINDS = [  # dense, latents with experts, windows, chunked attention, experts with sinks
+    server("llama-3-70b", "ironwood", 8),
+    server("deepseek-v3", "h200", 16, "batch", weights="fp8"),
+    server("gemma-3-27b", "v6e", 8),
+    server("llama-4-scout", "h100", 8, "sequence"),
+    server("gpt-oss-120b", "mi300x", 4, kv="fp8"),
+    server("qwen3.5-397b-a17b", "b200", 8, weights="fp8"),
+]
+kinds = pytest.mark.parametrize("one", KINDS, ids=lambda s: s.model.name)
+
+
+def test_a_mixed_step_by_hand():
+    """64 sequences of 8,192 tokens and 512 tokens after 1,024: 576 tokens through every matrix, whose weights are read once;
+    64 logits; attention of the 64 and of the chunk one after the other."""
+    step = mixed(server("llama-3-70b", "ironwood", 8), 64, 8192, 512, 1024)
+    attended = 512 * 1024 + 512 * 513 / 2
+    expected = {
+        "embed/memory": 576 * D * 4 / 8 / W,
+        "layers/ffn/compute": L * 2 * 576 * 3 * D * F / 8 / C,
+        "layers/ffn/memory": L * (2 * 3 * D * F / 8 + 2 * 576 * (2 * D + 3 * F / 8)) / W,
+        "layers/projections/compute": L * 2 * 576 * (2 * D * N * H + 2 * D * K * H) / 8 / C,
+        "layers/attention/decoding/memory": BY_HAND["layers/attention/memory"],
+        "layers/attention/chunk/compute": L * 4 * N * H * attended / 8 / C,
+        "layers/attention/chunk/memory": L * (2 * 2 * K * H * (1024 + 512) / 8 + 2 * 512 * 2 * N * H / 8) / W,
+        "layers/all-reduce/all-gather/bandwidth": L * 2 * 2 * 576 * D * 7 / 8 / 300e9,
+        "unembed/memory": BY_HAND["unembed/memory"],
+        "unembed/compute": BY_HAND["unembed/compute"],
+    }
+    assert expected == pytest.approx({path: step[path].value for path in expected}, rel=1e-12)
+
+
+@pytest.mark.parametrize("one", KINDS[:-1], ids=lambda s: s.model.name)
+@pytest.mark.parametrize("batch", [1, 48])
+def test_a_mixed_step_without_a_chunk_is_a_decode_step(one, batch):
+    """As the chunk, after nothing, shrinks to a billionth of a token: the decode step, term by term. But for recurrent states,
+    which are read and written whole however few tokens come."""
+    alone, step = decode_step(one, batch, 5000), mixed(one, batch, 5000, 1e-9, 0)
+    assert step.value == pytest.approx(alone.value, rel=1e-6)
+    assert step["unembed"].value == alone["unembed"].value
+    for block in one.model.blocks:
+        assert step[f"{block.name}/attention/decoding"].value == alone[f"{block.name}/attention"].value
+
+
+@kinds
+def test_attention_of_a_mixed_step_is_that_of_both_passes(one):
+    """Each cache is looked at on its own, whatever mixes tokens: that of the step, and that of the chunk's pass."""
+    step, alone, chunk = mixed(one, 32, 20_000, 300, 9000), decode_step(one, 32, 20_000), forward(one, 1, 300, 9000)
+    for block in one.model.blocks:
+        found = step[f"{block.name}/attention"]
+        assert alone[f"{block.name}/attention"].value == found["decoding"].value
+        assert chunk[f"{block.name}/attention"].value == found["chunk"].value
+        assert found.value == found["decoding"].value + found["chunk"].value
+        for part in ("projections", "ffn"):
+            assert decode_step(one, 332, 20_000)[f"{block.name}/{part}"].value == step[f"{block.name}/{part}"].value
+
+
+@kinds
+def test_the_parts_of_a_mixed_step_add_up(one):
+    """Every node is the sum or the longest of its parts; the names are those of a decode step, with attention in two."""
+    step = mixed(one, 32, 8192, 512, 4096)
+    for node in nodes(step):
+        if node.parts:
+            values = [part.value for part in node.parts]
+            assert node.value == pytest.approx(sum(values) if node.join == "sum" else max(values), rel=1e-12)
+    plain = {path.replace("/decoding", "") for path in leaves(step) if "/chunk/" not in path}
+    assert set(leaves(decode_step(one, 32, 8192))) == plain
+
+
+@pytest.mark.parametrize("chunk", [128, 512, 8192])
+def test_chunks_of_a_prompt_attend_as_the_whole(chunk):
+    """The causal half is the same in chunks: their arithmetic adds up to that of one pass (trap 3); their reads do not."""
+    one = server("llama-3-70b", "ironwood", 8)
+    path, whole = "layers/attention", prefill(one, 1, 8192)
+    parts = [mixed(one, 16, 100, chunk, start)[f"{path}/chunk"] for start in range(0, 8192, chunk)]
+    assert whole[f"{path}/compute"].value == pytest.approx(sum(part["compute"].value for part in parts), rel=1e-12)
+    read = sum(part["memory"].value for part in parts)
+    assert (read > whole[f"{path}/memory"].value * 1.5) == (chunk < 8192)
+
+
+@given(servers(), batches, contexts, st.integers(1, 8192), st.integers(0, 100_000))
+def test_a_mixed_step_is_between_one_pass_and_two(one, batch, context, new, cached):
+    """Never faster than the decode step or the chunk's layers alone, never slower than one pass after the other: weights are
+    read once, messages sent once. Sequences of pipelines and groups are rounded up in both."""
+    step, alone = mixed(one, batch, context, new, cached).value, decode_step(one, batch, context).value
+    assert alone * (1 - 1e-9) <= step <= (alone + forward(one, 1, new, cached).value) * (1 + 1e-9)
+
+
+@given(servers(GROUPED), batches, contexts, st.integers(1, 4096), st.integers(0, 50_000))
+def test_a_mixed_step_takes_longer_with_more_of_anything(one, batch, context, new, cached):
+    """Sequences and new tokens; and tokens before either, but where attention begins anew after some (Llama 4)."""
+    least = mixed(one, batch, context, new, cached).value
+    more = [(2 * batch, context, new, cached), (batch, context, 2 * new, cached)]
+    if "llama-4" not in one.model.name:
+        more += [(batch, 2 * context, new, cached), (batch, context, new, 2 * cached + 1)]
+    assert all(least <= mixed(one, *work).value * (1 + 1e-9) for work in more)
+
+
+@kinds
+def test_mixed_steps_of_arrays(one):
+    """Batches down, chunks across: each as alone."""
+    sizes, chunks = np.array([[1], [48]]), np.array([[1, 500, 4000]])
+    found = mixed(one, sizes, 8192, chunks, 1024).value
+    each = [[mixed(one, b, 8192, c, 1024).value for c in chunks[0].tolist()] for b in sizes[:, 0].tolist()]
+    np.testing.assert_allclose(found, each, rtol=1e-12)
+
+
+def test_a_mixture_reads_the_experts_of_all_tokens():
+    """Mixtral, one sequence and 7 tokens of a prompt: experts of 8 tokens, 8 (1 - (3/4)^8), are read once."""
+    one = server("mixtral-8x7b", "h100", 2)
+    together, alone = mixed(one, 1, 100, 7, 0), decode_step(one, 8, 100)
+    assert together["layers/ffn/memory"].value == alone["layers/ffn/memory"].value
+    assert together["layers/ffn/memory"].value < sum(
+        step["layers/ffn/memory"].value for step in (decode_step(one, 1, 100), forward(one, 1, 7, 0))
     )

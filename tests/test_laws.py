@@ -29,13 +29,17 @@ from lib.bounds import half_throughput_batch, prefill_time, saturation_throughpu
 from lib.breakdown import symbolic
 from lib.formats import Format, Precision
 from lib.forward import decode_step, forward, prefill
+from lib.goodput import at_rate, goodput, per_chip
 from lib.mixers import GQA, Recurrent, pairs
 from lib.models import FFN, kv_bytes
-from lib.network import Slice
+from lib.network import Slice, Switch
 from lib.routing import popularity
-from lib.server import Plan, Server, footprint, max_batch, weights
+from lib.server import Plan, Server, fits, footprint, max_batch, weights
+from lib.serving import APART, POLICIES, colocated, disaggregated, handover, transfer
 from lib.speculation import break_even_batch, expected_tokens, implied_acceptance, speculate, speedup
+from lib.steady import capacity, decoding, loads, station, tpot, ttft
 from lib.variants import Shared, Windowed
+from lib.workload import Lengths, Workload
 
 NOTHING = Format("nothing", 0, "bf16")
 UNITS = pint.UnitRegistry()
@@ -872,3 +876,122 @@ def test_a_slice_of_its_own_is_the_network_it_came_from(one, batch, context):
     """Cutting the slice again changes nothing."""
     assert isinstance(one.slice, Slice) and one.slice.slice(one.plan.tensor) == one.slice
     assert one.slice == one.chip.interconnect.slice(one.plan.tensor)
+
+
+# Services
+
+LINK = Switch(10e9, 1e-5, 10**6)  # every chip has one, whatever its makers say
+lengths = st.integers(1, 20_000) | st.builds(
+    lambda *counts: Lengths(counts), st.integers(1, 500), st.integers(500, 4000), st.integers(4000, 20_000)
+)
+
+
+@st.composite
+def services(draw, policies=(APART, *POLICIES)):
+    """A service of any kind of model whose slots all go equally fast: stages and groups are left out (test_steady has them)."""
+    one = draw(st.sampled_from([one for one in FEW if one.plan.groups * one.plan.pipeline == 1]))
+    load = Workload(draw(lengths), draw(st.integers(1, 3000)), 1.0, draw(st.sampled_from([0.0, 0.25, 0.9])))
+    policy, slots = draw(st.sampled_from(policies)), draw(st.sampled_from([1, 4, 16]))
+    assume(max_batch(one, load.length) >= slots and max_batch(one, 24_000))
+    if policy == APART:
+        servers = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
+        return disaggregated(one, one, load, servers, LINK, slots, draw(st.booleans()))
+    budget = slots + draw(st.sampled_from([256, 4096])) if policy == "chunked" else None
+    return colocated(one, load, draw(st.integers(1, 5)), policy, budget, slots)
+
+
+@settings(max_examples=50)
+@given(services())
+def test_more_servers_never_lower_the_capacity(one):
+    """Of either pool; and twice the servers, of both, is twice the capacity."""
+    most, (prefills, decodes) = capacity(one).value, one.servers
+    pools = [(prefills + 1, decodes), (prefills, decodes + 1)] if one.policy == APART else [(prefills + 1, decodes + 1)]
+    for more in pools:
+        assert most <= capacity(replace(one, servers=more)).value * CLOSE
+    twice = replace(one, servers=(2 * prefills, 2 * decodes))
+    assert 2 * most == pytest.approx(capacity(twice).value, rel=1e-9)
+
+
+@settings(max_examples=50)
+@given(services(), st.floats(0.01, 0.99), st.floats(0.01, 0.99))
+def test_waits_grow_with_the_rate(one, part, other):
+    """Load, batch, TTFT and TPOT. Chunks that are small beside a prompt are the exception: they are so much longer while few
+    decode that TPOT may fall by some per cent towards the capacity."""
+    slow, fast = (at_rate(one, x * capacity(one).value) for x in sorted((part, other)))
+    low, high = loads(slow), loads(fast)
+    assert all(low[where] <= high[where] for where in low)
+    assert decoding(slow).value <= decoding(fast).value * CLOSE
+    least = 1.05 if one.policy == "chunked" else CLOSE
+    assert tpot(slow).value <= tpot(fast).value * least
+    if one.policy != "decode first":
+        assert ttft(slow).value <= ttft(fast).value * CLOSE
+        assert ttft(slow, 0.9).value <= ttft(fast, 0.99).value * CLOSE
+
+
+@settings(max_examples=50)
+@given(services(), st.floats(0.01, 0.99))
+def test_tokens_per_chip_are_those_of_all_chips(one, part):
+    """Times the chips of both pools: rate x output. And never above capacity x output over the chips."""
+    loaded = at_rate(one, part * capacity(one).value)
+    mean = one.workload.output.mean()
+    assert per_chip(loaded).value * one.chips == pytest.approx(loaded.workload.rate * mean, rel=1e-12)
+    assert per_chip(loaded).value <= capacity(one).value * mean / one.chips * CLOSE
+
+
+@settings(max_examples=50)
+@given(services(), st.floats(0.01, 0.99))
+def test_littles_law_of_a_service(one, part):
+    """Sequences present are the rate times the time of one: its cache on the way, and a TPOT for each token."""
+    loaded = at_rate(one, part * capacity(one).value)
+    rate = loaded.workload.rate / loaded.servers[1]
+    seconds = station(loaded).held + loaded.workload.output.mean() * tpot(loaded).value
+    assert rate * seconds == pytest.approx(decoding(loaded).value, rel=1e-6)
+
+
+@settings(max_examples=40)
+@given(
+    services((APART, "prefill first", "chunked")),
+    st.floats(0.01, 100),
+    st.floats(1e-3, 1),
+    st.sampled_from([0.5, 0.9, 0.99]),
+)
+def test_goodput_is_what_promises_leave_of_the_capacity(one, first, each, share):
+    """Never above it, never less for softer promises or a smaller share that they are made to."""
+    found = goodput(one, first, each, share).value
+    assert 0 <= found <= capacity(one).value
+    for softer in ((2 * first, each, share), (first, 2 * each, share), (first, each, share - 0.2)):
+        assert found <= goodput(one, *softer).value * (1 + 2e-4)
+
+
+@given(servers(), st.integers(1, 30_000), st.floats(1e6, 1e12))
+def test_half_the_bits_of_a_cache_are_half_its_way(one, prompt, egress):
+    """fp8 instead of bf16 on the decode server: half the bytes, and half the time of a link without latency. States keep their
+    own format."""
+    assume(all(not isinstance(block.mixer.core, Recurrent) for block in one.model.blocks))
+    wide, narrow = (replace(one, precision=replace(one.precision, kv=kv)) for kv in ("bf16", "fp8"))
+    assume(max_batch(wide, prompt + 1) and fits(one, one.plan.groups * one.plan.pipeline, prompt))
+    link, load = Switch(egress, 0.0, 10**6), Workload(prompt, 1, 1.0)
+    long, short = (transfer(disaggregated(one, decode, load, link=link), prompt).value for decode in (wide, narrow))
+    assert long == pytest.approx(2 * short, rel=1e-12)
+
+
+@settings(max_examples=50)
+@given(services((APART,)))
+def test_streaming_a_cache_never_costs(one):
+    """The way, the capacity and the first token are no worse than those of caches sent whole."""
+    whole, streamed = (replace(one, streamed=way) for way in (False, True))
+    for prompt in one.workload.prompt.counts:
+        assert handover(streamed, prompt).value <= handover(whole, prompt).value
+    assert capacity(whole).value <= capacity(streamed).value * CLOSE
+    both = [at_rate(each, 0.5 * capacity(whole).value) for each in (streamed, whole)]
+    assert ttft(both[0]).value <= ttft(both[1]).value * CLOSE
+
+
+@settings(max_examples=50)
+@given(services((APART,)), st.floats(1, 100))
+def test_a_faster_link_never_costs(one, k):
+    """Capacity and first token, at the same rate."""
+    fast = replace(one, link=replace(LINK, egress=k * LINK.egress))
+    rate = 0.9 * capacity(one).value
+    assert capacity(one).value <= capacity(fast).value * CLOSE
+    assert ttft(at_rate(fast, rate)).value <= ttft(at_rate(one, rate)).value * CLOSE

@@ -12,7 +12,7 @@ from lib.forward import decode_step, forward, mixed
 from lib.models import model
 from lib.passes import Passes
 from lib.server import Plan, Server
-from lib.serving import colocated, disaggregated, handover, transfer
+from lib.serving import colocated, disaggregated, transfer
 from lib.workload import Workload
 
 LONGEST, BUDGET, SLOTS = 20_000, 600, 16
@@ -97,8 +97,8 @@ def test_dense_steps_are_exact_everywhere():
 def test_a_chunk_beside_a_batch(way):
     """Chunks of 1 token to all of the budget, after nothing and after thousands: within 1e-3, with latents 2e-3.
 
-    A pass over latents takes the cheaper of two forms, whose crossing lies between knots: these samples are 1.6e-3 off at
-    most, others were 1.3e-2 off (164 tokens after 25,120)."""
+    A pass over latents takes the cheaper of two forms, whose crossing lies between knots: these samples are 1.6e-3
+    off at most, others were 1.3e-2 off (164 tokens after 25,120)."""
     passes, one, rng = tables(way), service(way).decode, np.random.default_rng(0)
     for _ in range(60):
         batch = int(rng.integers(1, SLOTS + 1))
@@ -156,11 +156,12 @@ def test_prompts_are_exact(way):
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_caches_move_as_long_as_the_handover_says(streamed):
-    """Apart, sent whole or streamed: 8,192 tokens of 327,680 B over 8 chips, or what the prefill does not hide; together, 0."""
+    """Apart, 8,192 tokens of 327,680 B over 8 chips, whole or streamed (what a prefill hides is the simulation's to
+    say); together, 0."""
     apart = replace(service("dense", "apart"), streamed=streamed)
     moved = 8192 * 327_680 / 8 / 12.5e9
     assert moved == pytest.approx(transfer(apart, 8192).value, rel=0.01)  # a chip's share of 100 Gbit/s, and a latency
-    assert handover(apart, 8192).value == Passes(apart, LONGEST).transfer(8192)
+    assert transfer(apart, 8192).value == Passes(apart, LONGEST).transfer(8192)
     assert 0 == tables("dense").transfer(8192)
 
 
@@ -170,6 +171,23 @@ def test_a_heterogeneous_pair_reads_and_decodes_on_its_own_chips():
     passes = Passes(disaggregated(one, two, Workload(1024, 64, 1.0), slots=8), 2000)
     assert forward(one, 1, 1024, 0).value == passes.prefill(1024, 0)
     assert decode_step(two, 8, 1000).value == pytest.approx(passes.step(8, 1000), rel=1e-12)
+
+
+def test_a_prompt_in_every_lane():
+    """Apart, two groups of Mixtral's experts read a prompt each in a pass, and wake more experts than one prompt that
+    is alone on a server for both."""
+    one, workload = Server(model("mixtral-8x7b"), chip("h200"), Plan(4, expert=2)), Workload(64, 64, 1.0)
+    apart, together = disaggregated(one, one, workload, slots=8), colocated(one, workload, slots=8)
+    assert forward(one, 2, 9, 50).value == Passes(apart, 128).prefill(9, 50)
+    assert forward(one, 1, 9, 50).value == Passes(together, 128).prefill(9, 50)
+    assert forward(one, 1, 9, 50).value < forward(one, 2, 9, 50).value
+
+
+def test_an_empty_context_is_straight_before_the_first():
+    """A sequence of nothing, as the mean of an empty batch would be: what 1 and 2 tokens extrapolate to."""
+    passes, one = tables("dense"), service("dense").decode
+    first, second = (decode_step(one, 3, context).value for context in (1, 2))
+    assert 2 * first - second == pytest.approx(passes.step(3, 0), rel=1e-12)
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 5])
@@ -198,8 +216,8 @@ def test_tables_go_through_a_pickle():
 
 
 def test_chunked_attention_between_the_knots():
-    """Llama 4 attends within chunks of 8,192 tokens, and reads less just after a chunk's end than just before it: the steps
-    of the tables follow that within 1e-3, as they do windows."""
+    """Llama 4 attends within chunks of 8,192 tokens, and reads less just after a chunk's end than just before it: the
+    steps of the tables follow that within 1e-3, as they do windows."""
     one = Server(model("llama-4-scout"), chip("ironwood"), Plan(8))
     passes = Passes(colocated(one, Workload(4096, 256, 1.0), slots=64), LONGEST)
     context = np.array([6000, 7500, 8117, 8192, 8193, 9000, 12_000, 16_383, 16_385])

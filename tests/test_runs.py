@@ -91,6 +91,8 @@ def test_shares_lie_between_0_and_1(share):
     """90 is not a share; neither are the ends."""
     with pytest.raises(ValueError, match="share"):
         RUN.percentile("ttft", share)
+    with pytest.raises(ValueError, match="share"):
+        RUN.gap(share)
 
 
 @pytest.mark.parametrize("promise", [0, -1, float("nan"), float("inf"), "1", None, True])

@@ -1,6 +1,7 @@
 """A model on its chips: what each holds, what fits, how the cache is cut."""
 
 from dataclasses import replace
+from math import ceil
 
 import numpy as np
 import pytest
@@ -457,13 +458,14 @@ def test_no_tokens_where_the_weights_do_not_fit():
 @given(servers(), contexts)
 def test_tokens_of_cache_are_at_least_those_of_the_largest_batch(one, context):
     """And less than those of one more turn of sequences: a pool wastes no whole sequence. Whatever the cut of the cache; where
-    replicas or copies share sequences, a turn is one for each of them."""
+    replicas or copies share sequences, a turn is one for each of them. In whole pages."""
     turn = one.plan.groups
     if one.plan.kv == "batch":
         turn *= int(np.lcm.reduce([round(one.copies(block.mixer)) for block in one.model.blocks]))
     tokens, batch = cache_tokens(one, context), max_batch(one, context)
     assume(batch < 1e9)
-    assert batch * context * (1 - 1e-12) - 1 <= tokens < (batch + turn) * context * (1 + 1e-9)
+    paged = ceil(context / one.plan.page) * one.plan.page
+    assert batch * paged * (1 - 1e-12) - 1 <= tokens < (batch + turn) * paged * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("context", [1, 127, 128, 129, 200, 257, 8192])

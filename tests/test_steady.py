@@ -337,8 +337,21 @@ def test_a_service_is_finite_below_its_capacity_and_refused_above(prompt, output
     for part in (1e-6, 0.5, 0.9999):
         assert station(one).steps[0] * (1 - 1e-9) <= tpot(at_load(one, part)).value < inf
         assert 0 < decoding(at_load(one, part)).value <= slots * (1 + 1e-9)
-    with pytest.raises(ValueError, match="unstable: load 1.2"):
+    with pytest.raises(ValueError, match="unstable: load 1"):
         tpot(at_load(one, 1.2))
+
+
+@pytest.mark.parametrize(
+    ("servers", "egress", "load", "where"),
+    [((1, 1), 3e9, 3, "prefill servers"), ((24, 1), 3e10, 2, "decode servers"), ((1, 1), 1e8, 20, "link")],
+)
+def test_of_several_full_places_the_fullest_is_named(servers, egress, load, where):
+    """Two of readers, link and batches are above their capacity: the load that is told is how much too much comes."""
+    pools = disaggregated(ONE, ONE, Workload(2000, 64, 1.0), servers, Switch(egress, 0.0, 10**6), 64)
+    found = at_load(pools, load)
+    assert 2 == sum(each > 1 for each in loads(found).values())
+    with pytest.raises(ValueError, match=f"unstable: load {load} of capacity of {where}"):
+        tpot(found)
 
 
 def test_a_request_of_one_token_takes_one_step():
