@@ -77,10 +77,10 @@ from .routing import popularity as popularity
 from .runs import Run as Run
 from .server import Plan as Plan
 from .server import Server as Server
-from .server import cache_tokens as cache_tokens
 from .server import fits as fits
 from .server import footprint as footprint
 from .server import max_batch as max_batch
+from .server import pool as pool
 from .serving import Service as Service
 from .serving import colocated as colocated
 from .serving import disaggregated as disaggregated

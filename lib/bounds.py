@@ -91,7 +91,7 @@ def prefill_time(chip, n, params, prompt, mfu=1.0, math="bf16"):
 
 
 def server_ratio(prefill, step, batch, output):
-    """Prefill servers that one decode server keeps busy: t_p B / (t_d G), both working without a pause.
+    """Prefill servers that one decode server keeps busy: t_p B / (t_d A), both working without a pause.
 
     prefill: seconds of one prompt; step: seconds of a decode step of `batch` sequences, that batch and no other; output: tokens
     a request asks for. Servers, not chips: of different sizes, weigh them. Source: the Scaling Book's chapter 8, question 12."""
@@ -100,7 +100,7 @@ def server_ratio(prefill, step, batch, output):
 
 
 def evicted_tokens(batch, prompt, output):
-    """Tokens of cache that a full decode server frees a step, and takes in again: B/G requests end, each of P + G tokens.
+    """Tokens of cache that a full decode server frees a step, and takes in again: B/A requests end, each of T + A tokens.
 
     Source: the Scaling Book's chapter 8."""
     batch, prompt, output = positive("batch", batch), positive("prompt", prompt), positive("output", output)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from .breakdown import term, total
 from .elementwise import positive
 from .serving import APART
-from .steady import capacity, tpot, ttft
+from .steady import capacity, check_load, tpot, ttft
 from .units import show
 
 
@@ -17,17 +17,17 @@ def at_rate(service, rate):
 
 
 def goodput(service, first, each, share=0.9):
-    """The most requests per second of which a `share` has its first token within `first` seconds, and which wait `each` seconds
-    at most for every further one on average. 0, with a note, where a promise cannot be kept at any rate.
+    """The most requests per second of which a `share` has its first token within `first` seconds, and a `share` waits `each`
+    seconds at most for a further one on average over its answer. 0, with a note, where a promise cannot be kept at any rate.
 
-    first is compared with `ttft` of that share, each with the mean `tpot`; both grow with the rate. Raises as they do.
+    Both are compared in closed form (`ttft`, `tpot`); where one binds, nearly all keep the other. Raises as they do.
     Source: the goodput of DistServe (Zhong et al. 2024), in steady state."""
     first, each, most = positive("first", first), positive("each", each), capacity(service).value
     positive("1 - share", 1 - positive("share", share))
 
     def kept(rate):
         loaded = at_rate(service, rate)
-        return ttft(loaded, share).value <= first and tpot(loaded).value <= each
+        return ttft(loaded, share).value <= first and tpot(loaded, share).value <= each
     low, high = most * 2**-20, most * (1 - 2**-20)
     if not kept(low):
         alone, further = (show(f(at_rate(service, low)).value, "s") for f in (ttft, tpot))
@@ -43,7 +43,7 @@ def goodput(service, first, each, share=0.9):
 
 def per_chip(service):
     """Output tokens per second and chip at the workload's rate: all chips of both pools. ValueError for a load of 1 or more."""
-    tpot(service)
+    check_load(service)
     return term("per chip", _tokens(service) / service.chips, "tok/s")
 
 
@@ -52,7 +52,7 @@ def cost(service, prices=()):
 
     ValueError for a chip without a price (`break_even_price` turns the question round), and for a load of 1 or more."""
     prices = dict(prices)
-    tpot(service)
+    check_load(service)
     parts = []
     for name, count, chip in _pools(service):
         price = prices.get(chip.name, chip.price)
@@ -68,7 +68,7 @@ def break_even_price(service, each, prices=()):
 
     Raises as `cost`, and ValueError where all prices are known, or those that are known cost more already."""
     prices, known, unknown = dict(prices), 0.0, 0
-    tpot(service)
+    check_load(service)
     for _, count, chip in _pools(service):
         price = prices.get(chip.name, chip.price)
         known, unknown = (known, unknown + count) if price is None else (known + count * positive("price", price), unknown)

@@ -16,9 +16,9 @@ class Run:
 
     `rows`: a structured array, one entry a request in the order of arrival: seconds at which it came, its (last) reading began
     and ended, its cache had moved, its first and its last token were there; the decode server; how often it lost its cache.
-    `steps`: one entry a pass, in the order of their ends: the server (decode servers first, then prefill servers), start and
-    end, sequences that gained a token, prompt tokens that were read, pages in use when it began. `pages` is what a decode server
-    has of them, `present` the mean number of requests in the system, counted as they came and went."""
+    `steps`: one entry a pass, in the order of their ends: the server (decode servers first, then lanes of prefill servers), start
+    and end, sequences that gained a token, prompt tokens that were read, pages in use when it began. `pages` is what a decode
+    server has of them, `present` the mean number of requests in the system, counted as they came and went."""
 
     rows: object
     steps: object
@@ -39,6 +39,8 @@ class Run:
         rows = self.rows
         if measure == "tpot":
             rows = rows[rows["output"] > 1]
+            if not len(rows):
+                raise ValueError("answers of one token have no time from token to token")
             return (rows["end"] - rows["first"]) / (rows["output"] - 1)
         if measure not in MEASURES:
             raise ValueError(f"a run measures {', '.join(MEASURES)}, got {measure!r}")

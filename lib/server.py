@@ -215,16 +215,20 @@ def max_batch(server, context):
     return groups * (whole + sum(fits(server, groups * (whole + more), context) for more in range(1, turn)))
 
 
-def cache_tokens(server, context):
-    """Tokens of cache that fit beside the weights, in whole pages, for sequences of `context` tokens: the size of a pool.
+def pool(server):
+    """(tokens of cache that fit beside the weights, weigh): weigh(context) is how many of them a sequence counts for.
 
-    Where windows or states make the tokens of a long sequence lighter, `context` says how long. 0 if the weights do not fit.
-    Numbers only."""
-    if not isinstance(server.plan.tensor, NUMBERS) or not isinstance(context, NUMBERS):
-        raise ValueError(f"a pool has one plan and one context, got tensor={server.plan.tensor!r} and {context!r}")
-    turn, turns = _turns(server, positive("context", context))
-    pages = ceil(context / server.plan.page)
-    return floor(max(server.plan.groups * turn * turns * pages, 0)) * server.plan.page
+    A token is the most that one more of them ever takes: where windows make the tokens of a long sequence lighter, it counts for
+    fewer; a recurrent state counts for so many from its first token on. ValueError for a sweep of plans."""
+    if not isinstance(server.plan.tensor, NUMBERS):
+        raise ValueError(f"a pool is that of one plan, got tensor={server.plan.tensor!r}")
+    one = replace(server, plan=replace(server.plan, page=1))
+    turn, turns = _turns(one, 1)
+    token = _cache(one, turn, 2) - _cache(one, turn, 1) or _cache(one, turn, 1)
+
+    def weigh(context):
+        return ceil(_cache(one, turn, context) / token * (1 - 2**-40))
+    return floor(max(server.plan.groups * turn * turns * _cache(one, turn, 1) / token, 0)), weigh
 
 
 def _turns(server, context):

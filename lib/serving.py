@@ -1,6 +1,6 @@
 """A server under load: prompts and answers on the same chips, or on chips of their own, in steady state.
 
-A prefill fills the cache. The prompt's last token enters the first decode step, so a request of G tokens takes G steps in both
+A prefill fills the cache. The prompt's last token enters the first decode step, so a request of A tokens takes A steps in both
 arrangements, and its first token is there after the first of them. Times are floors, as those of the passes."""
 
 from dataclasses import dataclass, replace
@@ -63,7 +63,7 @@ def _check_nouns(service):
             raise ValueError(f"{name} of a service is a {kind.__name__}, got {getattr(service, name)!r}")
     for server in (service.prefill, service.decode):
         if not isinstance(server.plan.tensor, NUMBERS):
-            raise ValueError("a service has one plan a server, tensor cannot be an array")
+            raise ValueError("a service has one plan a server, in numbers: tensor is neither an array nor a letter")
     if service.prefill.model != service.decode.model:
         names = f"{service.prefill.model.name} and {service.decode.model.name}"
         raise ValueError(f"prefill and decode servers hold one model, got {names}")
@@ -96,7 +96,7 @@ def _slots(service):
                          f"of {prompt + output}")
     full = max(max_batch(service.decode, work.length), 1)
     if service.slots is None:
-        return full
+        return full if service.budget is None else max(min(full, service.budget - 1), 1)
     most, slots = max(max_batch(service.decode, work.context), full), positive("slots", whole("slots", service.slots))
     if slots > most:
         raise ValueError(f"does not fit: {slots} sequences of {work.context:.0f} tokens on average; slots is at most {most}")
@@ -107,9 +107,11 @@ def colocated(server, workload, servers=1, policy="prefill first", budget=None, 
     """A Service whose servers read prompts and decode, each request on the server with the fewest prompts before it.
 
     policy: "prefill first" stops decoding while a prompt waits and a slot is free (interleaved); "decode first" lets a batch end
-    before it reads the prompts that wait; "chunked" adds prompt tokens to each decode step, up to `budget` tokens in all.
-    slots: as many as fit at full length if None. ValueError for another policy, a budget without chunks, or not above the
-    slots with them, and for what does not fit."""
+    before it reads the prompts that wait; "chunked" adds prompt tokens to each decode step, up to `budget` tokens in all. A whole
+    prompt is read alone, by stage after stage of one group, while the others wait: several servers are better then.
+    slots: as many as fit at full length if None, fewer than the budget; more of them, and sequences may lose their caches, which
+    only the simulation knows. ValueError for another policy, a budget without chunks,
+    or not above the slots with them, and for what does not fit."""
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     return Service(server, server, workload, (servers, servers), policy, budget, slots)
@@ -126,9 +128,10 @@ def disaggregated(prefill, decode, workload, servers=(1, 1), link="dcn", slots=N
 
 
 def transfer(service, prompt):
-    """Seconds until the cache of a prompt has moved from a prefill to a decode server: every chip of each takes its share.
+    """Seconds until the cache of a prompt has moved from a prefill to a decode server, with nothing else on its way.
 
-    The bytes are those of the decode server's format. `parts` are the two ends; raises as `disaggregated`."""
+    Every chip's part of the network cards carries a share; the server's own network, which is faster, spreads it to where it
+    belongs. Bytes in the decode server's format. `parts` are the two ends; raises as `disaggregated`. Source: this book."""
     bytes = kv_bytes(service.decode.model, prompt, service.decode.precision.kv)
     ends = [(name, server.plan.chips, _network(service, server))
             for name, server in (("out", service.prefill), ("in", service.decode))]
@@ -145,9 +148,8 @@ def _network(service, server):
         if server.chip.dcn is None:
             raise ValueError(f"no network between domains of {server.chip.name} is known: name another link, or give a Switch")
         return server.chip.dcn
-    chips = service.prefill.plan.chips + service.decode.plan.chips
-    if service.prefill.chip != service.decode.chip or chips > server.chip.network.domain:
-        raise ValueError(f"{service.prefill.chip.name} and {service.decode.chip.name} share no network of {chips} chips")
+    if service.prefill.chip != service.decode.chip or service.chips > server.chip.network.domain:
+        raise ValueError(f"{service.prefill.chip.name} and {service.decode.chip.name} share no network of {service.chips} chips")
     return server.chip.network
 
 
@@ -167,6 +169,8 @@ def exposed(service, sent, reading):
 
 
 def read(service, prompt):
-    """Seconds in which a prompt is read in a pass of its own, but for what is cached of it, with every lane occupied."""
+    """Seconds in which a prompt is read in a pass of its own, but for what is cached of it, with every lane occupied.
+
+    With the logits of its last token, which a server may leave out."""
     kept = service.workload.kept(prompt)
     return forward(service.prefill, service.lanes, prompt - kept, kept).value

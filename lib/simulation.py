@@ -28,8 +28,9 @@ def simulate(service, requests=10_000, seed=0, passes=None):
         if passes is None:
             check_load(service)
         requests = poisson(service.workload, requests, seed)
-    if passes is not None and not all(hasattr(passes, name) for name in ("prefill", "step", "transfer")):
-        raise ValueError(f"passes have the methods of Passes, got {passes!r}")
+    needed = ("prefill", "step", "transfer", *["mixed"] * (service.policy == "chunked"))
+    if passes is not None and not all(hasattr(passes, name) for name in needed):
+        raise ValueError(f"passes have the methods {', '.join(needed)}; got {passes!r}")
     longest = int((requests.prompt + requests.output).max())
     world = World(service, requests, longest, passes or Passes(service, longest))
     world.env.process(_arrivals(world))

@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import dataclass
+from io import StringIO
 from math import exp, floor, log1p, sqrt
 from numbers import Integral, Real
 from pathlib import Path
@@ -45,7 +46,8 @@ def lognormal(mean, variation, points=64):
     """Lengths of many short and a few long: `variation` is the standard deviation over the mean, before rounding to tokens.
 
     So many equally likely lengths stand for the distribution, each the middle of its part. The far tail is cut off, so that they
-    vary less (0.92 instead of 1, 2 instead of 3); the mean is restored. ValueError unless all are positive numbers."""
+    vary less (0.92 instead of 1, 2 instead of 3); the mean is restored, but for lengths below a token, which count as one.
+    ValueError unless all are positive numbers."""
     mean, variation = _one("mean", mean), _one("variation", variation)
     sigma = sqrt(log1p(variation**2))
     middles = [exp(sigma * NormalDist().inv_cdf((i + 0.5) / points)) for i in range(positive("points", whole("points", points)))]
@@ -84,12 +86,18 @@ class Workload:
     @property
     def longest(self):
         """Tokens of the longest prompt and of the longest answer."""
-        return max(self.prompt.counts), max(self.output.counts)
+        return tuple(max(count for count, p in zip(each.counts, each.chances, strict=True) if p)
+                     for each in (self.prompt, self.output))
 
     @property
     def context(self):
         """Mean cached tokens of a sequence while it decodes: its prompt and half its answer, long answers counting more."""
         return self.prompt.mean() + (self.output.mean(lambda g: g * g) / self.output.mean() - 1) / 2
+
+    @property
+    def unevenness(self):
+        """Standard deviation of the answers' length over its mean."""
+        return max(self.output.mean(lambda tokens: tokens * tokens) / self.output.mean() ** 2 - 1, 0) ** 0.5
 
     @property
     def length(self):
@@ -143,13 +151,14 @@ class Requests:
 def poisson(workload, count, seed=0):
     """So many `Requests` of a workload that arrive independently of each other.
 
-    The same seed gives the same lengths, and the same gaps in units of the mean gap, at every rate."""
+    The same seed gives the same lengths, and the same gaps in units of the mean gap, at every rate. ValueError unless count and
+    seed are whole numbers, and for what is no Workload."""
     return bursty(workload, count, seed, variation=1.0)
 
 
 def bursty(workload, count, seed=0, variation=3.0):
     """So many `Requests` of a workload whose gaps are gamma-distributed: `variation` is their standard deviation over their
-    mean: 1 is Poisson, more comes in bursts, less is more regular."""
+    mean: 1 is Poisson, more comes in bursts, less is more regular. Raises as `poisson`, and for a variation not positive."""
     from numpy.random import default_rng
     count, shape = positive("count", whole("count", count)), _one("variation", variation) ** -2
     gaps = default_rng([whole("seed", seed), 0]).gamma(shape, 1 / shape, count)
@@ -158,7 +167,7 @@ def bursty(workload, count, seed=0, variation=3.0):
 
 
 def backlog(workload, count, seed=0):
-    """So many `Requests` of a workload that all wait at time 0: they show what a server can do at most."""
+    """So many `Requests` of a workload that all wait at time 0: they show what a server can do at most. Raises as `poisson`."""
     return Requests([0.0] * positive("count", whole("count", count)), *_drawn(workload, count, seed))
 
 
@@ -177,7 +186,12 @@ def trace(path):
     """`Requests` from a CSV file with the columns arrival (s), prompt, output and perhaps cached (tokens).
 
     ValueError names the line that is malformed, out of order, or longer or shorter than the head."""
-    with Path(path).open(encoding="utf-8", newline="") as lines:
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = Path(path).read_bytes()[:error.start].count(b"\n") + 1
+        raise ValueError(f"{path} line {line}: {error.reason}, a trace is UTF-8 text") from None
+    with StringIO(text, newline="") as lines:
         reader = csv.reader(lines)
         head = tuple(name.strip() for name in next(reader, ()))
         if head not in (COLUMNS, COLUMNS[:3]):
@@ -204,6 +218,7 @@ def _parsed(where, name, text):
     except ValueError:
         value = -1
     if not (name in ("prompt", "output")) <= value <= (LARGEST if name == "arrival" else 2**30):
-        kind = "a time in seconds, not negative" if name == "arrival" else "a whole number of tokens"
-        raise ValueError(f"{where}: {name} is {kind}{', at least 1' * (name in ('prompt', 'output'))}; got {text!r}")
+        least = int(name in ("prompt", "output"))
+        kind = "a time in seconds, not negative" if name == "arrival" else f"a whole number of tokens from {least} to 2^30"
+        raise ValueError(f"{where}: {name} is {kind}; got {text!r}")
     return value

@@ -5,7 +5,7 @@ from math import inf
 
 from .batching import Batch, Job
 from .runs import ROW, STEP, Run
-from .server import cache_tokens
+from .server import pool
 from .serving import APART, exposed, transfer
 
 
@@ -15,20 +15,21 @@ class World:
     def __init__(self, service, requests, longest, passes):
         import simpy
         from tqdm import tqdm
-        page, apart, shortest = service.decode.plan.page, service.policy == APART, int(requests.prompt.min())
-        # Where windows make the tokens of long sequences lighter, all count as much as those of the shortest prompt.
-        tokens, read = (cache_tokens(server, shortest) for server in (service.decode, service.prefill))
-        if longest > min(tokens, read):
-            raise ValueError(f"does not fit: a request of {longest} tokens is longer than a server's cache of "
-                             f"{min(tokens, read)}")
+        page, apart = service.decode.plan.page, service.policy == APART
+        (tokens, self.weigh), (self.room, _) = pool(service.decode), pool(service.prefill)
+        for what, size, room in (("request", longest, tokens), ("prompt", int(requests.prompt.max()), self.room)):
+            if self.weigh(size) > room // page * page:
+                raise ValueError(f"does not fit: a {what} of {size} tokens is longer than a server's cache of {room}")
         self.service, self.requests, self.passes, self.env = service, requests, passes, simpy.Environment()
         self.batches = [Batch(service.slots, tokens // page, page) for _ in range(service.servers[1])]
         self.jobs = [Job(*job) for job in zip(*(getattr(requests, name).tolist()
                                                 for name in ("arrival", "prompt", "output", "cached")), strict=True)]
+        for job in self.jobs:
+            job.size = self.weigh(job.context)
         self.queues = [deque()] if apart else [deque() for _ in self.batches]   # prompts to be read
         self.lanes, self.links = [], defaultdict(float)     # (number, server, its memory); {end of a link: free from then on}
         for server in range(service.servers[0] if apart else 0):
-            memory, first = Batch(len(requests), read, 1), len(self.batches) + len(self.lanes)
+            memory, first = Batch(len(requests), self.room + 1, 1), len(self.batches) + len(self.lanes)
             self.lanes += [(first + i, server, memory) for i in range(service.lanes)]
         if apart:                                           # how long each end is busy, of the time that a cache takes
             moved = transfer(service, longest)
@@ -57,10 +58,12 @@ class World:
     def moved(self, job, sender, receiver):
         """When the cache of a job has moved: each end of a link is busy with one cache after the other.
 
-        What is sent layer by layer began before the prompt was read."""
+        What is sent layer by layer began while the prompt was read, if there was a place for it."""
         now, seconds = self.env.now, self.passes.transfer(job.context)
         out, into = (seconds * each for each in self.ends)
-        left = exposed(self.service, seconds, now - job.row["start"]) if self.service.streamed else seconds
+        left, read = seconds, job.row["prefilled"]
+        if self.service.streamed and now == read:
+            left = exposed(self.service, seconds, read - job.row["start"])
         begun = max(now + left - seconds, self.links["out", sender])
         self.links["out", sender] = begun + out
         self.links["in", receiver] = max(begun, self.links["in", receiver]) + into
@@ -112,6 +115,10 @@ class World:
         self.bar.update(len(ended))
         for job in batch.grow():
             job.row["preemptions"] += 1
+            job.size = self.weigh(job.context)
+            if self.lanes and job.size > self.room:
+                raise ValueError(f"does not fit: a sequence of {job.context} tokens lost its cache, and is too long for a "
+                                 f"prefill server to be read again")
             self.enqueue(job, server, first=True)
 
     def read(self, job, server):

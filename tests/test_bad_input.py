@@ -18,7 +18,7 @@ from lib.models import FFN, kv_bytes, model, model_names
 from lib.network import Switch, all_reduce
 from lib.queueing import crowd, wait, wait_chance, wait_quantile
 from lib.routing import expected_max, experts_touched, imbalance, popularity
-from lib.server import Plan, Server, cache_tokens, fits, footprint, max_batch
+from lib.server import Plan, Server, fits, footprint, max_batch, pool
 from lib.serving import Service, colocated, disaggregated, transfer
 from lib.speculation import (
     best_k,
@@ -83,7 +83,6 @@ TAKES_CONTEXT = {
     "fits": lambda x: fits(ONE, 64, x),
     "max_batch": lambda x: max_batch(ONE, x),
     "kv_bytes": lambda x: kv_bytes(ONE.model, x),
-    "cache_tokens": lambda x: cache_tokens(ONE, x),
     "mixed": lambda x: mixed(ONE, 64, x, 512, 0),
     "speculate": lambda x: speculate(ONE, DRAFT, 4, 64, x),
     "speedup": lambda x: speedup(ONE, None, 0.8, 4, 64, x),
@@ -814,13 +813,13 @@ TRACES = {  # text of a trace, and what the message says
     "no requests": (HEAD, "line 2: a trace has at least one request"),
     "a value too few": (HEAD + "0,5,5,0\n1,5,5\n", "line 3: 3 values under 4 columns"),
     "a value too many": ("arrival,prompt,output\n0,5,5,0\n", "line 2: 4 values under 3 columns"),
-    "an empty value": (HEAD + "0,5,,0\n", "line 2: output is a whole number of tokens, at least 1; got ''"),
-    "text": (HEAD + "0,five,5,0\n", "line 2: prompt is a whole number of tokens, at least 1; got 'five'"),
+    "an empty value": (HEAD + "0,5,,0\n", "line 2: output is a whole number of tokens from 1 to 2.30; got ''"),
+    "text": (HEAD + "0,five,5,0\n", "line 2: prompt is a whole number of tokens from 1 to 2.30; got 'five'"),
     "half a token": (HEAD + "0,5.5,5,0\n", "line 2: prompt is a whole number"),
-    "an empty prompt": (HEAD + "0,0,5,0\n", "line 2: prompt is a whole number of tokens, at least 1; got '0'"),
-    "an empty answer": (HEAD + "0,5,0,0\n", "line 2: output is a whole number of tokens, at least 1; got '0'"),
+    "an empty prompt": (HEAD + "0,0,5,0\n", "line 2: prompt is a whole number of tokens from 1 to 2.30; got '0'"),
+    "an empty answer": (HEAD + "0,5,0,0\n", "line 2: output is a whole number of tokens from 1 to 2.30; got '0'"),
     "a negative prompt": (HEAD + "0,-5,5,0\n", "line 2: prompt is"),
-    "negative cached": (HEAD + "0,5,5,-1\n", "line 2: cached is a whole number of tokens; got '-1'"),
+    "negative cached": (HEAD + "0,5,5,-1\n", "line 2: cached is a whole number of tokens from 0 to 2.30; got '-1'"),
     "all cached": (HEAD + "0,5,5,0\n1,5,5,5\n", "line 3: .*cached < prompt"),
     "before time 0": (HEAD + "-1,5,5,0\n", "line 2: arrival is a time in seconds, not negative; got '-1'"),
     "a time in text": (HEAD + "noon,5,5,0\n", "line 2: arrival is a time"),
@@ -850,7 +849,7 @@ SERVICES = {  # what is asked for, and what the message says
     "no server": (lambda: colocated(None, LOAD), "prefill of a service is a Server, got None"),
     "no decode server": (lambda: disaggregated(ONE, "v5e", LOAD), "decode of a service is a Server, got 'v5e'"),
     "no workload": (lambda: colocated(ONE, (8192, 512)), "workload of a service is a Workload, got"),
-    "a sweep": (lambda: colocated(server("llama-3-8b", "v5e", np.array([1, 8])), LOAD), "tensor cannot be an array"),
+    "a sweep": (lambda: colocated(server("llama-3-8b", "v5e", np.array([1, 8])), LOAD), "neither an array nor a letter"),
     "models that differ": (lambda: disaggregated(ONE, DRAFT, LOAD), "one model, got llama-3-70b and llama-3-8b"),
     "an unknown policy": (
         lambda: colocated(ONE, LOAD, 1, "fifo"),
@@ -931,16 +930,10 @@ def test_prices_that_nobody_knows():
         cost(TOGETHER)
 
 
-def test_a_cache_of_several_plans_or_lengths():
-    """cache_tokens is about one server and one length: ValueError for arrays of either."""
-    sweep = Server(ONE.model, ONE.chip, Plan(np.array([4, 8])))
-    for f in (
-        lambda: cache_tokens(sweep, 8192),
-        lambda: cache_tokens(ONE, np.array([100, 8192])),
-        lambda: cache_tokens(ONE, [8192]),
-    ):
-        with pytest.raises(ValueError):
-            f()
+def test_a_pool_of_several_plans():
+    """A pool is about one server: ValueError for a sweep."""
+    with pytest.raises(ValueError, match="a pool is that of one plan"):
+        pool(Server(ONE.model, ONE.chip, Plan(np.array([4, 8]))))
 
 
 def test_a_service_leaves_nothing_half_done():

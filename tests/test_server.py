@@ -1,7 +1,6 @@
 """A model on its chips: what each holds, what fits, how the cache is cut."""
 
 from dataclasses import replace
-from math import ceil
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from lib.chips import chip
 from lib.formats import Precision
 from lib.forward import decode_step
 from lib.models import Model, kv_bytes, model
-from lib.server import Plan, Server, cache_tokens, fits, footprint, max_batch
+from lib.server import Plan, Server, fits, footprint, max_batch, pool
 
 GB, GiB = 1e9, 2**30
 MHA = server("llama-2-13b", "v5e", 8)
@@ -433,39 +432,48 @@ def test_imbalance_takes_time_but_no_room():
 
 
 @pytest.mark.parametrize("context", [1000, 8192, 100_000])
-def test_tokens_of_cache_by_hand(context):
-    """70B on 8 Ironwood: what the weights leave over 327,680 bytes a token, 1/8 of it on a chip, in sequences of any length."""
+def test_tokens_of_a_pool_by_hand(context):
+    """70B on 8 Ironwood: what the weights leave over 327,680 bytes a token, 1/8 of it on a chip; a sequence counts for its
+    tokens."""
     one = server("llama-3-70b", "ironwood", 8)
     free = one.chip.capacity - footprint(one, 1, 1)["weights"].value
-    assert int(free / (327_680 / 8)) == cache_tokens(one, context)
+    tokens, weigh = pool(one)
+    assert int(free / (327_680 / 8)) == tokens
+    assert context == weigh(context)
 
 
 def test_tokens_of_windowed_caches_by_hand():
-    """Gemma-2-27B on one H100, 1 sequence of 32,768 tokens: 23 of 46 layers keep 4,096 of them, so that its tokens weigh
-    56 % of those of a short one."""
+    """Gemma-2-27B on one H100: 23 of 46 layers keep 4,096 tokens, so that of 32,768 each counts for 9/16."""
     one = server("gemma-2-27b", "h100")
     free = one.chip.capacity - footprint(one, 1, 1)["weights"].value
-    layer = 2 * 2 * 16 * 128
-    assert int(free / (46 * layer)) == cache_tokens(one, 1000)
-    assert int(free / (23 * layer * (1 + 1 / 8))) == cache_tokens(one, 32_768)
+    tokens, weigh = pool(one)
+    assert int(free / (46 * 2 * 2 * 16 * 128)) == tokens
+    assert [1000, 4096, 18_432] == [weigh(context) for context in (1000, 4096, 32_768)]
+
+
+def test_a_state_counts_from_the_first_token_on():
+    """Qwen3.5-397B keeps 45 states of 4,268,032 bytes, and two heads' keys and values of 256 in 15 layers for each token."""
+    _, weigh = pool(Server(model("qwen3.5-397b-a17b"), chip("b300"), Plan(2)))
+    state = 45 * 4_268_032 / (15 * 2 * 2 * 256 * 2)
+    assert [1 + state, 5000 + state] == pytest.approx([weigh(1), weigh(5000)], abs=1)
 
 
 def test_no_tokens_where_the_weights_do_not_fit():
     """0, not less: 70B on one v5e."""
-    assert 0 == cache_tokens(server("llama-3-70b", "v5e"), 8192)
+    assert 0 == pool(server("llama-3-70b", "v5e"))[0]
 
 
 @given(servers(), contexts)
-def test_tokens_of_cache_are_at_least_those_of_the_largest_batch(one, context):
-    """And less than those of one more turn of sequences: a pool wastes no whole sequence. Whatever the cut of the cache; where
-    replicas or copies share sequences, a turn is one for each of them. In whole pages."""
+def test_a_pool_holds_the_largest_batch_and_not_one_more(one, context):
+    """Whatever the cut of the cache; where replicas or copies share sequences, one more is one for each of them."""
+    one = replace(one, plan=replace(one.plan, page=1))
     turn = one.plan.groups
     if one.plan.kv == "batch":
         turn *= int(np.lcm.reduce([round(one.copies(block.mixer)) for block in one.model.blocks]))
-    tokens, batch = cache_tokens(one, context), max_batch(one, context)
+    (tokens, weigh), batch = pool(one), max_batch(one, context)
     assume(batch < 1e9)
-    paged = ceil(context / one.plan.page) * one.plan.page
-    assert batch * paged * (1 - 1e-12) - 1 <= tokens < (batch + turn) * paged * (1 + 1e-9)
+    assert batch * (weigh(context) - 1) <= tokens * (1 + 1e-9) + 1
+    assert tokens < (batch + turn) * weigh(context) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("context", [1, 127, 128, 129, 200, 257, 8192])
@@ -473,14 +481,11 @@ def test_a_pool_has_the_pages_of_its_largest_batch(context):
     """Pages of 128 tokens: a pool that holds a batch in the model of footprints has as many pages as its sequences take. One
     token over a page must not halve the pool."""
     one = server("llama-3-70b", "ironwood", 8, page=128)
-    assert cache_tokens(one, context) // 128 >= max_batch(one, context) * -(-context // 128)
+    assert pool(one)[0] // 128 >= max_batch(one, context) * -(-context // 128)
 
 
 def test_replicas_have_a_pool_each():
     """Twice the replicas, twice the tokens; the fp8 cache has twice as many, too."""
     one = server("llama-3-70b", "ironwood", 8)
-    twice = Server(one.model, one.chip, Plan(8, data=2))
-    assert 2 * cache_tokens(one, 8192) == pytest.approx(cache_tokens(twice, 8192), abs=1)
-    assert 2 * cache_tokens(one, 8192) == pytest.approx(
-        cache_tokens(server("llama-3-70b", "ironwood", 8, kv="fp8"), 8192), abs=1
-    )
+    for twice in (Server(one.model, one.chip, Plan(8, data=2)), server("llama-3-70b", "ironwood", 8, kv="fp8")):
+        assert 2 * pool(one)[0] == pytest.approx(pool(twice)[0], abs=1)

@@ -506,10 +506,10 @@ def test_saturation_of_the_model(policy, servers, budget, name, ways):
 
 # Steady state
 
-BANDS = {  # how far means of the simulation may be from the closed forms: TTFT, its 0.9 share, TPOT
-    "prefill first": (0.05, 0.1, 0.03),
-    "chunked": (0.03, 0.08, 0.04),
-    "apart": (0.03, 0.07, 0.005),
+BANDS = {  # how far means of the simulation may be from the closed forms: TTFT, its 0.9 share, TPOT, its 0.9 share
+    "prefill first": (0.05, 0.1, 0.03, 0.3),
+    "chunked": (0.03, 0.08, 0.04, 0.12),
+    "apart": (0.03, 0.07, 0.005, 0.02),
 }
 
 
@@ -519,17 +519,20 @@ BANDS = {  # how far means of the simulation may be from the closed forms: TTFT,
 )
 def test_steady_means(policy, servers, load):
     """70B, 2,048 + 256 tokens, up to 64 sequences, chunks of 512: two runs of 3,000 requests. What the closed forms
-    leave out is in the bands: a chunked prompt's passes are priced at the mean batch (TPOT up to 3 %); prefill first lengthens steps when many are there (TPOT up to 3 %);
-    queues of one prompt are not exponential (0.9 share up to 8 %)."""
+    leave out is in the bands: a chunked prompt's passes are priced at the mean batch (TPOT up to 3 %); prefill first
+    lengthens steps when many are there (TPOT up to 3 %, its 0.9 share up to 28 %: crowds and prompts come together,
+    which the closed form takes as independent); queues of one prompt are not exponential (0.9 share up to
+    8 %)."""
     one = service(policy, SEVENTY, 64, servers, Workload(2048, 256, 1.0), 512)
     one = at_rate(one, load * capacity(one).value)
     runs = [simulate(one, 3000, seed) for seed in (0, 1)]
     first = np.concatenate([run.of("ttft")[300:] for run in runs])
-    gap = np.concatenate([run.of("tpot")[300:] for run in runs]).mean()
-    mean, share, each = BANDS[policy]
+    gaps = np.concatenate([run.of("tpot")[300:] for run in runs])
+    mean, share, each, late = BANDS[policy]
     assert ttft(one).value == pytest.approx(first.mean(), rel=mean)
     assert ttft(one, 0.9).value == pytest.approx(np.quantile(first, 0.9), rel=share)
-    assert tpot(one).value == pytest.approx(gap, rel=each)
+    assert tpot(one).value == pytest.approx(gaps.mean(), rel=each)
+    assert tpot(one, 0.9).value == pytest.approx(np.quantile(gaps, 0.9), rel=late)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6])

@@ -32,6 +32,9 @@ TOGETHER = {
     for policy in ("prefill first", "decode first", "chunked")
 }
 EVERY = pytest.mark.parametrize("one", [APART, *TOGETHER.values()], ids=lambda s: s.policy)
+STEADY = pytest.mark.parametrize(
+    "one", [APART, TOGETHER["prefill first"], TOGETHER["chunked"]], ids=lambda s: s.policy
+)  # where closed forms say who decodes
 
 
 def at_load(one, load):
@@ -179,7 +182,7 @@ def test_batches_of_steps_that_grow_evenly(policy, grown):
     assert expected / rate / output == pytest.approx(tpot(found).value, rel=1e-6)
 
 
-@EVERY
+@STEADY
 @pytest.mark.parametrize("load", [1e-6, 0.4, 0.95])
 def test_littles_law(one, load):
     """Sequences on each decode server are its rate times the seconds of one: the transfer and a token after the other."""
@@ -188,15 +191,14 @@ def test_littles_law(one, load):
     assert rate * seconds == pytest.approx(decoding(found).value, rel=1e-9)
 
 
-@EVERY
+@STEADY
 def test_alone_a_request_takes_steps_of_one(one):
     """A millionth of the capacity: nobody else is there. One part in 10^4 of the time somebody is."""
     found = at_load(one, 1e-6)
     alone = decode_step(ONE, 1, 8447.5).value
     assert alone == pytest.approx(tpot(found).value, rel=1e-4)
-    if one.policy != "decode first":
-        reading = station(one).reading[0]
-        assert reading + station(one).held + alone == pytest.approx(ttft(found).value, rel=1e-4)
+    reading = station(one).reading[0]
+    assert reading + station(one).held + alone == pytest.approx(ttft(found).value, rel=1e-4)
 
 
 def test_prompts_take_their_part_of_the_time():
@@ -253,13 +255,25 @@ def test_many_readers_and_hardly_a_prompt(servers):
     assert 0 == pytest.approx(ttft(found, 0.9)["queue"].value, abs=1e-12)
 
 
-@EVERY
+@pytest.mark.parametrize("f", [tpot, ttft, decoding])
+def test_where_batches_end_first_there_is_no_closed_form(f):
+    """Who waits and who decodes is for the simulation to say; capacity is known."""
+    with pytest.raises(ValueError, match="no closed form .*simulate it"):
+        f(at_load(TOGETHER["decode first"], 0.5))
+
+
+def test_a_batch_of_unequal_answers_by_hand():
+    """Two sequences of 100 or 300 tokens, alike: 100 steps of two; 200 more if any is long, in 3 of 4 cases, with 4/3 of
+    them on average. Read two, decode that long: two requests."""
+    one = colocated(ONE, Workload(8192, Lengths((100, 300)), 1.0), 1, "decode first", slots=2)
+    alone, both = station(one).steps
+    batch = 100 * both + 200 * 3 / 4 * (alone + (both - alone) / 3)
+    assert 2 / (2 * READ + batch) == pytest.approx(capacity(one).value, rel=1e-9)
+
+
+@STEADY
 def test_a_first_token_is_the_sum_of_its_parts(one):
     """Queue, prefill, transfer, first step; none is negative, and one alone would have to step at least."""
-    if one.policy == "decode first":
-        with pytest.raises(ValueError, match="no closed form .*simulate it"):
-            ttft(one)
-        return
     for load in (1e-9, 0.3, 0.9, 0.9999):
         parts = ttft(at_load(one, load))
         assert ["queue", "prefill", "transfer", "first step"] == [part.name for part in parts.parts]
@@ -295,7 +309,7 @@ def test_cached_prompts_are_read_sooner():
 def test_more_than_can_be_served(one, load, said):
     """Refused by everything that has no steady state, with the load, at once; apart, with the pool that is full."""
     found, where = at_load(one, load), " of prefill servers" if one is APART else ""
-    for f in (tpot, decoding) if one.policy == "decode first" else (tpot, decoding, ttft):
+    for f in (tpot, decoding, ttft):
         with pytest.raises(ValueError, match=f"unstable: load {said} of capacity{where}: the queue grows without end"):
             f(found)
 
@@ -326,7 +340,7 @@ def test_close_to_capacity_waits_grow_without_end():
     st.integers(1, 2000),
     st.sampled_from([0.0, 0.3, 0.9]),
     st.sampled_from([1, 2, 17, 64]),
-    st.sampled_from(["prefill first", "decode first", "apart", "chunked"]),
+    st.sampled_from(["prefill first", "apart", "chunked"]),
 )
 def test_a_service_is_finite_below_its_capacity_and_refused_above(prompt, output, cached, slots, policy):
     """For any lengths; and at no rate does a token come sooner than a step of one sequence."""
