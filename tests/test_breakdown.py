@@ -5,10 +5,11 @@ import pytest
 import sympy
 from strategies import server
 
-from lib.bounds import attention_intensity, exact_critical_batch, step_time
+from lib.bounds import attention_intensity, evicted_tokens, exact_critical_batch, server_ratio, step_time
 from lib.breakdown import explain, notation, slowest, symbolic, term, total
 from lib.chips import chip
 from lib.forward import decode_step
+from lib.queueing import wait
 
 
 def tree():
@@ -96,6 +97,9 @@ def test_every_letter_has_a_meaning():
         (attention_intensity, dict(group=8, context=8192)),
         (exact_critical_batch, dict(chip=chip("v5e"), d_in=8192, d_out=28672)),
         (step_time, dict(chip=chip("v5e"), n=8, params=13e9, kv=6.7e9, batch=16)),
+        (server_ratio, dict(prefill=0.91, step=0.019, batch=32, output=512)),
+        (evicted_tokens, dict(batch=32, prompt=8192, output=4096)),
+        (wait, dict(rate=2.0, service=0.3, variation=0.5)),
     ):
         meant = {row["symbol"] for row in notation().values()}
         assert {letter.rstrip("'") for letter, *_ in explain(f, **inputs).legend} <= meant
