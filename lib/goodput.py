@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from .breakdown import term, total
 from .elementwise import positive
+from .queueing import checked_share
 from .serving import APART
 from .steady import capacity, check_load, tpot, ttft
 from .units import show
@@ -23,7 +24,7 @@ def goodput(service, first, each, share=0.9):
     Both are compared in closed form (`ttft`, `tpot`); where one binds, nearly all keep the other. Raises as they do.
     Source: the goodput of DistServe (Zhong et al. 2024), in steady state."""
     first, each, most = positive("first", first), positive("each", each), capacity(service).value
-    positive("1 - share", 1 - positive("share", share))
+    checked_share(share)
 
     def kept(rate):
         loaded = at_rate(service, rate)

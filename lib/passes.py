@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil, log2
 
 from .forward import decode_step, forward
-from .serving import APART, Service, transfer
+from .serving import APART, Service, read, transfer
 from .variants import Chunked, Shared
 
 
@@ -52,7 +52,7 @@ class Passes:
     def prefill(self, new, cached):
         """Seconds in which `new` tokens of one prompt are read after `cached` ones."""
         if (new, cached) not in self.whole:
-            self.whole[new, cached] = forward(self.service.prefill, self.service.lanes, new, cached).value
+            self.whole[new, cached] = read(self.service, new + cached, cached)
         return self.whole[new, cached]
 
     def step(self, batch, context):

@@ -51,10 +51,16 @@ def wait_quantile(share, rate, service, servers=1, variation=1.0):
     return term("wait", mean * tail(late, share))
 
 
-def tail(late, share):
-    """How many times the mean wait a `share` of requests waits at most, if a part `late` of them waits, exponentially long."""
+def checked_share(share):
+    """`share`, a number or an array, if it is above 0 and below 1. ValueError otherwise."""
     share = positive("share", share)
     positive("1 - share", 1 - share)
+    return share
+
+
+def tail(late, share):
+    """How many times the mean wait a `share` of requests waits at most, if a part `late` of them waits, exponentially long."""
+    share = checked_share(share)
     return log(late / (1 - share)) / late if late > 1 - share else 0.0
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from .elementwise import positive
+from .queueing import checked_share
 
 ROW = [("arrival", float), ("prompt", int), ("output", int), ("start", float), ("prefilled", float), ("moved", float),
        ("first", float), ("end", float), ("server", int), ("preemptions", int)]
@@ -49,8 +50,7 @@ class Run:
     def percentile(self, measure, share):
         """Seconds that a `share` of the requests, above 0 and below 1, stays within."""
         from numpy import quantile
-        positive("1 - share", 1 - positive("share", share))
-        return float(quantile(self.of(measure), share))
+        return float(quantile(self.of(measure), checked_share(share)))
 
     def attained(self, ttft, tpot):
         """The share of requests that have their first token within `ttft` and the mean one after it within `tpot` seconds."""
@@ -83,8 +83,7 @@ class Run:
         A number or an array of shares. ValueError for one not above 0 and below 1, for answers of one token, and where a sequence
         lost its cache between two tokens."""
         import numpy
-        share = positive("share", share)
-        positive("1 - share", 1 - share)
+        share = checked_share(share)
         if self.rows["preemptions"].any():
             raise ValueError("gaps between tokens are known only where no sequence lost its cache")
         seconds, waited = [], []

@@ -110,8 +110,8 @@ def colocated(server, workload, servers=1, policy="prefill first", budget=None, 
     before it reads the prompts that wait; "chunked" adds prompt tokens to each decode step, up to `budget` tokens in all. A whole
     prompt is read alone, by stage after stage of one group, while the others wait: several servers are better then.
     slots: as many as fit at full length if None, fewer than the budget; more of them, and sequences may lose their caches, which
-    only the simulation knows. ValueError for another policy, a budget without chunks,
-    or not above the slots with them, and for what does not fit."""
+    only the simulation knows. ValueError for another policy, a budget without chunks or not above the slots with them, and for
+    what does not fit."""
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     return Service(server, server, workload, (servers, servers), policy, budget, slots)
@@ -168,9 +168,9 @@ def exposed(service, sent, reading):
     return maximum(sent / layers, sent - reading * (layers - 1) / layers)
 
 
-def read(service, prompt):
-    """Seconds in which a prompt is read in a pass of its own, but for what is cached of it, with every lane occupied.
+def read(service, prompt, kept=None):
+    """Seconds in which a prompt is read in a pass of its own, but for the tokens `kept` of it, with every lane occupied.
 
-    With the logits of its last token, which a server may leave out."""
-    kept = service.workload.kept(prompt)
+    kept: the workload's share if None. With the logits of its last token, which a server may leave out."""
+    kept = service.workload.kept(prompt) if kept is None else kept
     return forward(service.prefill, service.lanes, prompt - kept, kept).value

@@ -9,9 +9,8 @@ from math import exp
 from statistics import NormalDist
 
 from .breakdown import term, total
-from .elementwise import positive
 from .forward import decode_step, mixed
-from .queueing import crowd, stable, tail, wait, wait_chance
+from .queueing import checked_share, crowd, stable, tail, wait, wait_chance
 from .serving import APART, Service, handover, read, transfer
 
 
@@ -64,9 +63,8 @@ def _station(service):
     else:
         extra = reading
     sizes = tuple((p, seconds[prompt] / alone) for prompt, p in zip(prompts.counts, prompts.chances, strict=True))
-    variation = max(sum(p * size**2 for p, size in sizes) - 1, 0) ** 0.5
     columns = (tuple(values.tolist()) for values in (steps, reading, extra, whole, spare, beside))
-    return Station(*columns, variation, sizes, held, workload.output.mean())
+    return Station(*columns, prompts.variation(seconds.get), sizes, held, workload.output.mean())
 
 
 def _pieces(service, prompt, batches, steps):
@@ -143,8 +141,7 @@ def tpot(service, share=None):
     costs = _usual(service, one.extra)
     step, delay = every * (1 - rate * costs), every * rate * costs      # prompts take the part rate x costs of the time
     if share is not None:
-        positive("1 - share", 1 - positive("share", share))
-        sigmas = NormalDist().inv_cdf(share)
+        sigmas = NormalDist().inv_cdf(checked_share(share))
         chances = _crowd(service)
         spread = sum(p * (n - present) ** 2 for n, p in enumerate(chances)) ** 0.5
         # A crowd changes as fast as requests end: averaged over an answer, 2/3 of its variance are left.
@@ -173,7 +170,7 @@ def ttft(service, share=None):
     late = wait_chance(service.workload.rate, reading, readers)
     queue, first = wait(service.workload.rate, reading, readers, one.variation).value, step
     held = service.slots / _speeds(service)[-1]             # seconds that a sequence has its place while all are taken
-    place = wait(service.workload.rate, held, decodes * service.slots, service.workload.unevenness).value
+    place = wait(service.workload.rate, held, decodes * service.slots, service.workload.output.variation()).value
     full = wait_chance(service.workload.rate, held, decodes * service.slots)
     if service.policy == APART:
         first = step * (1 + busy / 2)                       # the step under way ends first
@@ -201,7 +198,6 @@ def _quantile(share, late, queue, own):
     def reached(seconds):
         left = [(p, seconds - each) for p, each in own]
         return sum(p * (1 - late * exp(-late * rest / queue) if queue else p) for p, rest in left if rest >= 0)
-    positive("1 - share", 1 - positive("share", share))
     low, high = min(each for _, each in own), max(each for _, each in own) + queue * tail(late, share)
     while high - low > high * 2**-40:
         middle = (low + high) / 2

@@ -41,6 +41,10 @@ class Lengths:
         """The mean of f(count)."""
         return sum(p * f(count) for count, p in zip(self.counts, self.chances, strict=True))
 
+    def variation(self, f=float):
+        """The standard deviation of f(count) over its mean."""
+        return max(self.mean(lambda count: f(count) ** 2) / self.mean(f) ** 2 - 1, 0) ** 0.5
+
 
 def lognormal(mean, variation, points=64):
     """Lengths of many short and a few long: `variation` is the standard deviation over the mean, before rounding to tokens.
@@ -93,11 +97,6 @@ class Workload:
     def context(self):
         """Mean cached tokens of a sequence while it decodes: its prompt and half its answer, long answers counting more."""
         return self.prompt.mean() + (self.output.mean(lambda g: g * g) / self.output.mean() - 1) / 2
-
-    @property
-    def unevenness(self):
-        """Standard deviation of the answers' length over its mean."""
-        return max(self.output.mean(lambda tokens: tokens * tokens) / self.output.mean() ** 2 - 1, 0) ** 0.5
 
     @property
     def length(self):

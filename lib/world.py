@@ -20,7 +20,7 @@ class World:
         for what, size, room in (("request", longest, tokens), ("prompt", int(requests.prompt.max()), self.room)):
             if self.weigh(size) > room // page * page:
                 raise ValueError(f"does not fit: a {what} of {size} tokens is longer than a server's cache of {room}")
-        self.service, self.requests, self.passes, self.env = service, requests, passes, simpy.Environment()
+        self.service, self.passes, self.env = service, passes, simpy.Environment()
         self.batches = [Batch(service.slots, tokens // page, page) for _ in range(service.servers[1])]
         self.jobs = [Job(*job) for job in zip(*(getattr(requests, name).tolist()
                                                 for name in ("arrival", "prompt", "output", "cached")), strict=True)]
